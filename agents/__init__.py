@@ -1,0 +1,1 @@
+"""Floor 3: reinforcement-learning agents as methods, with their hyper-parameters."""

@@ -1,0 +1,1 @@
+"""Tuners of the communication scheduler."""

@@ -1,0 +1,1 @@
+"""Floor 2: decisions of distributed training as Gymnasium environments."""

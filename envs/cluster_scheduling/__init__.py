@@ -1,0 +1,1 @@
+"""Multi-resource cluster scheduling as an MDP."""

@@ -1,0 +1,1 @@
+"""Tuning partition and credit size of a communication scheduler as an MDP."""

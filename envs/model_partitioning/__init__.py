@@ -1,0 +1,1 @@
+"""Partitioning a large model over geo-distributed clusters as an MDP."""

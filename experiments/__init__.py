@@ -1,0 +1,1 @@
+"""Floor 4: suites, runner, statistics, tables, plots and TensorBoard."""
