@@ -24,11 +24,19 @@ class View(Protocol):
     """
 
     @property
-    def observation(self) -> Any: ...
+    def observation(self) -> Any:
+        """The observation."""
+        ...
+
     @property
-    def action_mask(self) -> NDArray[np.bool_]: ...
+    def action_mask(self) -> NDArray[np.bool_]:
+        """Legal actions."""
+        ...
+
     @property
-    def state(self) -> Any: ...
+    def state(self) -> Any:
+        """Typed public state."""
+        ...
 
 
 @dataclass

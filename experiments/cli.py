@@ -60,7 +60,7 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def to_plain(value: Any) -> Any:
-    """Turns NumPy values, paths and tuples into what JSON knows, and non-finite floats into None."""
+    """Turns NumPy values, paths and tuples into what JSON knows; a non-finite float is None."""
     if isinstance(value, dict):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
