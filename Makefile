@@ -21,7 +21,7 @@ test: $(INSTALLED) lint
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --warnings
+	$(BIN)/pyright --warnings --pythonpath $(BIN)/python
 
 tables: $(INSTALLED)
 	$(BIN)/python scripts/reproduce.py all --resume
