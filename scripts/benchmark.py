@@ -28,7 +28,7 @@ def main(arguments: Arguments) -> int:
     document: dict[str, Any] = {
         "machine": {
             "processor": platform.machine(),
-            "threads": numba.config.NUMBA_NUM_THREADS,
+            "threads": numba.get_num_threads(),
             "numba": version("numba"),
             "numpy": version("numpy"),
         }
