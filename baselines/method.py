@@ -6,7 +6,9 @@ same instances, through the same simulator, and land in the same tables.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,21 +43,37 @@ class View(Protocol):
 
 @dataclass
 class Budget:
-    """What `Method.prepare` may spend, and what a method has spent so far.
+    """What `Method.prepare` may spend, what it has spent, and where it reports.
+
+    This plain budget keeps no reports; the experiment harness hands in one that writes them to
+    TensorBoard and ``progress.csv`` at the number of evaluations spent so far, so that a search and
+    an agent share one x axis.
 
     Attributes:
-        evaluations: Largest number of simulator evaluations (environment steps) allowed while
-            preparing; None is no limit.
+        evaluations: Number of simulator evaluations (environment steps) allowed while preparing;
+            None is no limit. A method that spends in whole rounds may finish its last round.
         spent_evaluations: Evaluations counted by the method itself; the harness adds the steps of
             evaluation episodes separately.
+        folder: Where the method may keep checkpoints; None keeps nothing.
     """
 
     evaluations: int | None = None
     spent_evaluations: int = 0
+    folder: Path | None = None
 
     def spend(self, evaluations: int) -> None:
         """Counts `evaluations` simulator evaluations."""
         self.spent_evaluations += evaluations
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        """Reports figures as of now, such as ``{"search/best_objective": 0.3}``."""
+
+    def validate(self, method: Method) -> float | None:
+        """Mean return of `method` on held-out episodes of the training instances, if there are any.
+
+        These episodes are evaluation, not preparation: they are not counted as spent.
+        """
+        return None
 
 
 @runtime_checkable
