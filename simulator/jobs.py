@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dtgym.simulator.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from dtgym.simulator.hardware import Cluster
 
 #: Latest time a table may hold, in seconds (about 300,000 years): far below the int64 range in ms.
 LATEST_S = 1e13
@@ -47,7 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("user", "text", "", 0, "who submitted"),
     Column("vc", "text", "", 0, "virtual cluster, queue or organisation"),
     Column("model", "text", "", 0, "model class, lower case, such as resnet50"),
-    Column("gpu_type", "text", "", 0, "GPU type the job insists on; empty is any"),
+    Column("gpu_type", "text", "", 0, "GPU types the job insists on, a|b is either; empty is any"),
     Column("gpu_fraction", "float", "", 0, "share of each GPU that is asked for, at most 1"),
     Column("cpu_cores", "float", "cores", 0, "CPU cores, whole job"),
     Column("memory_bytes", "float", "bytes", 0, "host memory, whole job"),
@@ -99,7 +102,9 @@ class JobTable:
         submit_s: Submission, seconds from the table's own origin.
         duration_s: Exclusive run time at the requested allocation, seconds.
         num_gpus: Gang size.
-        line: Line number of each job in its file (or 1-based row), for messages.
+        line: Line number of each job in its file, for messages; the 1-based row without a file.
+        epoch_unix_s: Unix time of `submit_s` = 0 where the trace has a wall clock, else None.
+        notes: What a user should know of how the table came about, one line each.
         synthetic: Names of columns filled by a synthesiser or generator.
         source: Where the table comes from: a file name or a generator's name and seed.
     """
@@ -129,6 +134,8 @@ class JobTable:
     estimate_s: NDArray[np.float64] | None = None
     synthetic: frozenset[str] = frozenset()
     source: str = "jobs"
+    epoch_unix_s: float | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_columns(
@@ -141,6 +148,8 @@ class JobTable:
         synthetic: Sequence[str] | frozenset[str] = (),
         source: str = "jobs",
         line: ArrayLike | None = None,
+        epoch_unix_s: float | None = None,
+        notes: Sequence[str] = (),
         **optional: ArrayLike | None,
     ) -> JobTable:
         """Builds a table after checking every column.
@@ -153,6 +162,8 @@ class JobTable:
             synthetic: Names of the columns that are not measured.
             source: Name used in messages, such as the file's.
             line: Line number of each row in its file; None counts rows from 1.
+            epoch_unix_s: Unix time of `submit_s` = 0, if known.
+            notes: Lines for the user.
             **optional: Any other column of `COLUMNS`; None leaves it out.
 
         Raises:
@@ -199,6 +210,8 @@ class JobTable:
             line=_frozen(lines),
             synthetic=frozenset(synthetic),
             source=source,
+            epoch_unix_s=epoch_unix_s,
+            notes=tuple(notes),
             **columns,
         )
         table._check_together()
@@ -261,6 +274,8 @@ class JobTable:
             line=self.line,
             synthetic=frozenset(marks),
             source=self.source if source is None else source,
+            epoch_unix_s=self.epoch_unix_s,
+            notes=self.notes,
             **given,
         )
 
@@ -283,7 +298,8 @@ class JobTable:
     def window(self, start_s: float, end_s: float) -> JobTable:
         """Returns the jobs submitted in [start_s, end_s), with times counted from `start_s`."""
         kept = self.select((self.submit_s >= start_s) & (self.submit_s < end_s))
-        return replace(kept, submit_s=_frozen(kept.submit_s - start_s))
+        epoch = None if self.epoch_unix_s is None else self.epoch_unix_s + start_s
+        return replace(kept, submit_s=_frozen(kept.submit_s - start_s), epoch_unix_s=epoch)
 
     def at_load(self, offered_load: float, total_gpus: int) -> JobTable:
         """Returns the table with submissions stretched about the first to an offered load.
@@ -300,14 +316,11 @@ class JobTable:
         stretched = first + (self.submit_s - first) * (now / offered_load)
         return replace(self, submit_s=_frozen(stretched))
 
-    def against(
-        self, total_gpus: int, gpus_by_type: Mapping[str, int] | None = None
-    ) -> CapacityReport:
-        """Compares the table with a cluster's GPUs.
+    def against(self, cluster: Cluster | int) -> CapacityReport:
+        """Compares the table with a cluster.
 
         Args:
-            total_gpus: GPUs of the cluster.
-            gpus_by_type: GPUs of each type, for jobs that insist on one.
+            cluster: A cluster, or just its number of GPUs.
 
         Example:
             >>> jobs = JobTable.from_columns(submit_s=[0, 10], duration_s=[5, 5], num_gpus=[1, 9])
@@ -315,17 +328,28 @@ class JobTable:
             >>> report.offered_load, report.impossible.tolist(), report.reasons[0]
             (0.625, [1], 'jobs: row 2, column num_gpus: asks for 9 GPUs, the cluster has 8')
         """
+        total_gpus = cluster if isinstance(cluster, int) else cluster.gpus
         limit = np.full(len(self), total_gpus)
-        if self.gpu_type is not None and gpus_by_type is not None:
-            typed = self.gpu_type != ""
-            have = {kind: gpus_by_type.get(str(kind), 0) for kind in np.unique(self.gpu_type)}
-            limit[typed] = [have[kind] for kind in self.gpu_type[typed]]
         least = self.num_gpus if self.min_gpus is None else self.min_gpus
-        impossible = np.flatnonzero(least > limit)
-        reasons = tuple(self._too_big(row, int(least[row]), int(limit[row])) for row in impossible)
+        why: dict[int, str] = {}
+        if not isinstance(cluster, int):
+            if self.gpu_type is not None:
+                limit = _typed_limit(self.gpu_type, cluster)
+            for name in ("cpu_cores", "memory_bytes"):
+                column = getattr(self, name)
+                have = sum(group.count * getattr(group.node, name) for group in cluster.groups)
+                for row in () if column is None else np.flatnonzero(column > have):
+                    why[int(row)] = (
+                        f"{self.source}: {_place(row, self.line)}, column {name}: asks for "
+                        f"{column[row]:g} {_BY_NAME[name].unit}, the cluster has {have:g}"
+                    )
+        for row in np.flatnonzero(least > limit):
+            why[int(row)] = self._too_big(int(row), int(least[row]), int(limit[row]))
+        impossible = np.array(sorted(why), dtype=np.int64)
+        reasons = tuple(why[row] for row in impossible)
         span_s = float(self.submit_s.max() - self.submit_s.min())
         asked = float(self.gpu_seconds.sum())
-        load = asked / (total_gpus * span_s) if span_s > 0 else float("nan")
+        load = asked / (total_gpus * span_s) if span_s > 0 and total_gpus else float("nan")
         warnings: list[str] = []
         if load > 1:
             warnings.append(
@@ -342,7 +366,7 @@ class JobTable:
     def _too_big(self, row: int, asked: int, limit: int) -> str:
         kind = "" if self.gpu_type is None else str(self.gpu_type[row])
         return (
-            f"{self.source}: row {self.line[row]}, column num_gpus: asks for {asked} "
+            f"{self.source}: {_place(row, self.line)}, column num_gpus: asks for {asked} "
             f"{kind + ' ' if kind else ''}GPUs, the cluster has {limit}"
         )
 
@@ -351,7 +375,7 @@ class JobTable:
             if bad.any():
                 row = int(np.argmax(bad))
                 raise InvalidInput(
-                    f"{self.source}: row {self.line[row]}, column {column}: {why}, "
+                    f"{self.source}: {_place(row, self.line)}, column {column}: {why}, "
                     f"got {getattr(self, column)[row]}"
                 )
 
@@ -371,6 +395,26 @@ def milliseconds(seconds: ArrayLike) -> NDArray[np.int64]:
         [0, 1250, 3000]
     """
     return np.rint(np.asarray(seconds, dtype=np.float64) * 1000.0).astype(np.int64)
+
+
+def _place(row: int, lines: NDArray[np.int64]) -> str:
+    """Names a row, and its line of the file where that differs."""
+    line = int(lines[row])
+    return f"row {row + 1}" if line == row + 1 else f"row {row + 1} (line {line})"
+
+
+def _typed_limit(gpu_type: NDArray[np.str_], cluster: Cluster) -> NDArray[np.int64]:
+    """GPUs of the types that each job accepts: (jobs,)."""
+    have: dict[str, int] = {}
+    for group in cluster.groups:
+        kind = group.node.accelerator.name
+        have[kind] = have.get(kind, 0) + group.count * group.node.gpus
+    kinds, which = np.unique(gpu_type, return_inverse=True)
+    limit = [
+        sum(have.get(one, 0) for one in str(kind).split("|")) if kind else cluster.gpus
+        for kind in kinds
+    ]
+    return np.array(limit, dtype=np.int64)[which]
 
 
 def _known(name: str) -> str:
@@ -406,7 +450,7 @@ def _checked(source: str, column: Column, value: ArrayLike, lines: NDArray[np.in
     if bad.any():
         row = int(np.argmax(bad))
         raise InvalidInput(
-            f"{source}: row {lines[row]}, column {column.name}: {expectation}, got {numbers[row]:g}"
+            f"{source}: {_place(row, lines)}, column {column.name}: {expectation}, got {numbers[row]:g}"
         )
     return _frozen(numbers.astype(np.int64) if column.kind == "int" else numbers.copy())
 
@@ -421,7 +465,7 @@ def _numbers_one_by_one(
             numbers[row] = float(value)
         except (TypeError, ValueError) as error:
             raise InvalidInput(
-                f"{source}: row {lines[row]}, column {column.name}: must be a number"
+                f"{source}: {_place(row, lines)}, column {column.name}: must be a number"
                 f"{' (in ' + column.unit + ')' if column.unit else ''}, got {value!r}"
             ) from error
     return numbers
@@ -439,12 +483,11 @@ def _ids(source: str, value: ArrayLike, count: int, lines: NDArray[np.int64]) ->
     order = np.argsort(ids, kind="stable")
     again = np.flatnonzero(ids[order][1:] == ids[order][:-1])
     if len(again):
-        # The repeat that comes first in the file, and the row it repeats.
-        pairs = [(int(lines[order[k + 1]]), int(lines[order[k]])) for k in again]
-        row, earlier = min(pairs)
-        name = ids[order[again[[p[0] for p in pairs].index(row)]]]
+        first = again[np.argmin(order[again + 1])]  # the repeat that comes first in the file
+        row, earlier = int(order[first + 1]), int(order[first])
         raise InvalidInput(
-            f"{source}: row {row}, column job_id: duplicate id {name}, first seen in row {earlier}"
+            f"{source}: {_place(row, lines)}, column job_id: duplicate id {ids[row]}, "
+            f"first seen in {_place(earlier, lines)}"
         )
     return _frozen(ids)
 

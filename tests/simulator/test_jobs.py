@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtgym.simulator import hardware
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.jobs import JobTable, milliseconds
 
@@ -76,15 +77,44 @@ def test_at_load_reaches_the_load_and_keeps_the_order(load, gpus):
     assert np.array_equal(jobs.submit_order, table().submit_order)
 
 
+def cluster_of(**gpus: int) -> hardware.Cluster:
+    groups = tuple(
+        hardware.NodeGroup(
+            1,
+            hardware.Node(
+                name=kind,
+                accelerator=hardware.Accelerator(
+                    name=kind, half_flop_per_s=1e12, memory_bytes=1e9, memory_bytes_per_s=1e9
+                ),
+                gpus=count,
+                cpu_cores=8,
+                memory_bytes=1e9,
+                io_bytes_per_s=1e9,
+                network_bytes_per_s=1e9,
+            ),
+        )
+        for kind, count in gpus.items()
+    )
+    return hardware.Cluster("test", groups)
+
+
 def test_overload_and_impossible_jobs_are_reported_not_dropped():
-    jobs = table(gpu_type=["", "V100", "H100"])
-    report = jobs.against(3, {"V100": 1, "A100": 2})
+    jobs = table(gpu_type=["", "V100", "H100|A100"])
+    report = jobs.against(cluster_of(V100=1, A100=2))
     assert report.impossible.tolist() == [1, 2]
     assert "row 2, column num_gpus: asks for 2 V100 GPUs, the cluster has 1" in report.reasons[0]
+    assert "asks for 4 H100|A100 GPUs, the cluster has 2" in report.reasons[1]
     assert report.offered_load == pytest.approx((5 + 12 + 28) / (3 * 10))
     assert "offered load is 1.5" in report.warnings[0]
     assert "2 of 3 jobs can never run" in report.warnings[1]
     assert table().against(100).warnings == ()
+
+
+def test_jobs_above_the_clusters_memory_or_cores_are_reported():
+    jobs = table(memory_bytes=[1e9, 3e9, 1e9], cpu_cores=[1, 1, 17])
+    report = jobs.against(cluster_of(V100=8, A100=8))
+    assert report.impossible.tolist() == [1, 2]
+    assert "row 2, column memory_bytes: asks for 3e+09 bytes" in report.reasons[0]
 
 
 def test_window_and_select_keep_rows_together():
