@@ -1,0 +1,358 @@
+"""One training iteration under a communication scheduler: how long, for many configurations.
+
+Gradients become ready while the backward pass runs, from the last layer to the first. A scheduler
+cuts them into pieces of at most `partition_bytes`, hands pieces down in an order, and keeps at most
+about `credit_bytes` of them unfinished. The next forward pass waits, layer by layer, for the
+gradients to come back. This is the model of ByteScheduler (Peng et al., SOSP 2019) and its
+relatives; docs/communication.md derives the recurrence and says what it leaves out.
+
+`iteration_time_s` answers for one model and many configurations; `batch_iteration_time_s` for a
+batch in which each configuration has its own model. Both run the same kernel, so a configuration
+gets the same bits alone and in a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dtgym.simulator.communication_layers import LayerTables, LayerTimes
+from dtgym.simulator.errors import InvalidInput, one_of
+from dtgym.simulator.kernels import communication_window as kernel
+from dtgym.simulator.networks import NETWORK_FIELDS, Network, column
+
+__all__ = [
+    "LayerTables",
+    "LayerTimes",
+    "Network",
+    "batch_iteration_time_s",
+    "column",
+    "iteration_time_s",
+    "measured_time_s",
+    "mechanism_flags",
+]
+
+ARCHITECTURES = ("ps", "allreduce")
+ORDERS = ("priority", "fifo")
+CREDIT_RULES = ("positive", "fit")
+CREDIT_RETURNS = ("completion", "upload")
+
+# Unfinished pieces that one configuration may have: 2 GiB of ring.
+_LARGEST_RING = 2**27
+
+
+def iteration_time_s(
+    layers: LayerTimes,
+    network: Network,
+    partition_bytes: ArrayLike,
+    credit_bytes: ArrayLike,
+    *,
+    architecture: str = "ps",
+    order: str = "priority",
+    barrier: bool = False,
+    credit_rule: str = "positive",
+    credit_return: str = "completion",
+    threads: int = 1,
+) -> NDArray[np.float64]:
+    """Time of one iteration, from the start of the backward pass to the end of the next forward.
+
+    Args:
+        layers: The model.
+        network: The network; its fields, `partition_bytes` and `credit_bytes` broadcast to one
+            batch axis of configurations.
+        partition_bytes: Largest piece, bytes, above 0; infinite sends gradients whole.
+        credit_bytes: Window of unfinished bytes, above 0; infinite never holds a piece back.
+        architecture: ``ps``: a piece is uploaded, then downloaded, on a duplex link.
+            ``allreduce``: a piece occupies one channel; download and aggregation are ignored.
+        order: ``priority``: the ready gradient of the lowest layer first. ``fifo``: in the order
+            of readiness.
+        barrier: The forward pass waits for all gradients (PyTorch and TensorFlow without changes)
+            instead of each layer for its own.
+        credit_rule: ``positive`` (ByteScheduler's release): a piece goes while unfinished bytes
+            are below the credit. ``fit`` (BytePS): while it fits into the credit; the head of the
+            queue is not overtaken.
+        credit_return: Credit comes back when the piece is complete (``completion``), or already
+            when its upload has ended (``upload``, as P3's blocking sender does).
+        threads: Threads that share the configurations.
+
+    Returns:
+        Seconds, float64, (configs,); shape (1,) if everything is a plain number.
+
+    Raises:
+        InvalidInput: Anything out of range, of unknown name, or that does not broadcast.
+
+    Source:
+        ByteScheduler (Peng et al., SOSP 2019) and its release, docs/scheduling.md.
+
+    Example:
+        The release's three-layer example: whole tensors in FIFO order against half-unit pieces.
+
+        >>> layers = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
+        >>> link = Network(0, 1, 0, 1)
+        >>> iteration_time_s(layers, link, np.inf, np.inf, order="fifo").tolist()
+        [13.0]
+        >>> iteration_time_s(layers, link, 0.5, [0.5, 1.0, np.inf]).tolist()
+        [14.0, 9.0, 10.5]
+    """
+    if not isinstance(layers, LayerTimes):
+        raise InvalidInput(f"layers must be LayerTimes, got {type(layers).__name__}")
+    flags = mechanism_flags(
+        architecture=architecture,
+        order=order,
+        barrier=barrier,
+        credit_rule=credit_rule,
+        credit_return=credit_return,
+    )
+    return batch_iteration_time_s(
+        LayerTables.stack([layers]),
+        0,
+        network,
+        partition_bytes,
+        credit_bytes,
+        flags=flags,
+        threads=threads,
+    )
+
+
+def batch_iteration_time_s(
+    tables: LayerTables,
+    model_index: ArrayLike,
+    network: Network | NDArray[np.float64],
+    partition_bytes: ArrayLike,
+    credit_bytes: ArrayLike,
+    *,
+    flags: ArrayLike,
+    forward_scale: ArrayLike = 1.0,
+    backward_scale: ArrayLike = 1.0,
+    threads: int = 1,
+) -> NDArray[np.float64]:
+    """Iteration times of a batch in which every configuration may have its own everything.
+
+    Args:
+        tables: The models, see `LayerTables.stack`.
+        model_index: Row of `tables`, int, (configs,) or a number.
+        network: A `Network`, or its matrix (configs, fields) as made by `Network.matrix`; a matrix
+            is taken as it is, without a check of its columns.
+        partition_bytes: Largest piece, bytes, (configs,) or a number.
+        credit_bytes: Window of unfinished bytes, (configs,) or a number.
+        flags: Mechanism of each configuration, see `mechanism_flags`, (configs,) or a number.
+        forward_scale: Factor on the forward times, (configs,) or a number.
+        backward_scale: Factor on the backward times, (configs,) or a number.
+        threads: Threads that share the configurations.
+
+    Returns:
+        Seconds, float64, (configs,).
+
+    Raises:
+        InvalidInput: Anything out of range, or that does not broadcast to one batch axis.
+
+    Example:
+        >>> small = LayerTimes([1, 1], [1, 1], [1, 1])
+        >>> large = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
+        >>> tables = LayerTables.stack([small, large])
+        >>> link = Network(0, 1, 0, 1)
+        >>> ps = mechanism_flags(architecture="ps")
+        >>> batch_iteration_time_s(tables, [0, 1], link, 0.5, 1.0, flags=ps).tolist()
+        [5.5, 9.0]
+    """
+    index = np.asarray(model_index)
+    bits = np.asarray(flags)
+    partition = _size("partition_bytes", partition_bytes)
+    credit = _size("credit_bytes", credit_bytes)
+    forward = _scale("forward_scale", forward_scale)
+    backward = _scale("backward_scale", backward_scale)
+    batch = (network.configs,) if isinstance(network, Network) else network.shape[:1]
+    batch = () if isinstance(network, Network) and network.configs == 1 else batch
+    try:
+        shape = np.broadcast_shapes(
+            batch, *(np.shape(a) for a in (index, bits, partition, credit, forward, backward))
+        )
+    except ValueError as error:
+        raise InvalidInput(
+            "partition_bytes, credit_bytes and the fields of the network must broadcast to one "
+            f"batch axis: {error}"
+        ) from None
+    if len(shape) > 1:
+        raise InvalidInput(
+            f"partition_bytes, credit_bytes and the network must have one batch axis, got shape "
+            f"{shape}"
+        )
+    configs = shape[0] if shape else 1
+    models = len(tables.layer_counts)
+    if index.dtype.kind not in "iu" or (index < 0).any() or (index >= models).any():
+        raise InvalidInput(f"model_index must be whole numbers from 0 to {models - 1}")
+    if bits.dtype.kind not in "iu":
+        raise InvalidInput("flags must come from mechanism_flags")
+    if isinstance(network, Network):
+        columns = network.matrix(configs)
+    else:
+        if network.ndim != 2 or network.shape[1] != len(NETWORK_FIELDS):
+            raise InvalidInput(
+                f"the network matrix must have shape (configs, {len(NETWORK_FIELDS)}), got "
+                f"{network.shape}"
+            )
+        columns = np.ascontiguousarray(
+            np.broadcast_to(network, (configs, len(NETWORK_FIELDS))), dtype=np.float64
+        )
+    arguments = (
+        _filled(index, configs, np.int64),
+        _filled(forward, configs, np.float64),
+        _filled(backward, configs, np.float64),
+        columns,
+        _filled(partition, configs, np.float64),
+        _filled(credit, configs, np.float64),
+        _filled(bits, configs, np.int64),
+    )
+    result = np.empty(configs)
+    if threads <= 1 or configs < 2 * threads:
+        run_kernel(tables, arguments, result, _NO_RECORD)
+        return result
+    edges = np.linspace(0, configs, threads + 1).astype(int)
+    with ThreadPoolExecutor(threads) as pool:
+        jobs = [
+            pool.submit(
+                run_kernel,
+                tables,
+                tuple(a[low:high] for a in arguments),
+                result[low:high],
+                _NO_RECORD,
+            )
+            for low, high in pairwise(edges)
+        ]
+        for job in jobs:
+            job.result()
+    return result
+
+
+def mechanism_flags(
+    *,
+    architecture: str = "ps",
+    order: str = "priority",
+    barrier: bool = False,
+    credit_rule: str = "positive",
+    credit_return: str = "completion",
+) -> int:
+    """Returns the mechanism as the bits that `batch_iteration_time_s` takes.
+
+    Args and Raises: see `iteration_time_s`.
+
+    Example:
+        >>> mechanism_flags(architecture="allreduce")
+        0
+    """
+    flags = 0
+    if one_of("architecture", architecture, ARCHITECTURES) == "ps":
+        flags |= kernel.PARAMETER_SERVER
+    if one_of("order", order, ORDERS) == "fifo":
+        flags |= kernel.FIFO
+    if barrier:
+        flags |= kernel.BARRIER
+    if one_of("credit_rule", credit_rule, CREDIT_RULES) == "fit":
+        flags |= kernel.FIT
+    if one_of("credit_return", credit_return, CREDIT_RETURNS) == "upload":
+        flags |= kernel.RETURN_AT_UPLOAD
+    return flags
+
+
+def measured_time_s(
+    time_s: ArrayLike, noise: ArrayLike, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Returns times as a measurement sees them: multiplied by log-normal noise of median 1.
+
+    Args:
+        time_s: True times, s.
+        noise: Standard deviation of the logarithm; 0 returns the true times.
+        generator: Source of randomness.
+
+    Raises:
+        InvalidInput: A negative or non-finite noise.
+
+    Example:
+        >>> measured_time_s([0.25], 0.0, np.random.default_rng(0)).tolist()
+        [0.25]
+    """
+    time = np.asarray(time_s, dtype=np.float64)
+    deviation = np.asarray(noise, dtype=np.float64)
+    if not (np.isfinite(deviation) & (deviation >= 0)).all():
+        raise InvalidInput(f"noise must be finite and at least 0, got {deviation.min():g}")
+    shape = np.broadcast_shapes(time.shape, deviation.shape)
+    return time * np.exp(deviation * generator.standard_normal(shape))
+
+
+def run_kernel(
+    tables: LayerTables,
+    arguments: tuple[NDArray[np.generic], ...],
+    result: NDArray[np.float64],
+    record: NDArray[np.float64],
+) -> None:
+    """Runs the kernel on checked, contiguous arrays; see the kernel for their order."""
+    kernel.iteration_times(
+        tables.ready_s,
+        tables.tail_s,
+        tables.gradient_bytes,
+        tables.layer_counts,
+        tables.total_bytes,
+        *arguments,
+        ring_entries(tables, *arguments),
+        result,
+        record,
+    )
+
+
+def ring_entries(
+    tables: LayerTables,
+    index: NDArray[np.int64],
+    _forward: NDArray[np.float64],
+    _backward: NDArray[np.float64],
+    network: NDArray[np.float64],
+    partition: NDArray[np.float64],
+    credit: NDArray[np.float64],
+    _flags: NDArray[np.int64],
+) -> int:
+    """Capacity of the kernel's ring: enough for the configuration with most unfinished pieces.
+
+    Raises:
+        InvalidInput: Pieces so small that the ring would not fit into memory.
+    """
+    total = tables.total_bytes[index]
+    # The same bound as in the kernel, which folds its counters by its own power of two.
+    pieces = np.where(2.0 * credit < total, 2.0 * credit, total) / partition
+    bound = 2.0 * (pieces + tables.layer_counts[index] + 2.0)
+    by_load = (network[:, kernel.CONGESTION] > 0) | (network[:, kernel.FLOW_PER_BYTE] > 0)
+    largest = float(bound[by_load | (credit < total)].max(initial=64.0))
+    if largest > _LARGEST_RING:
+        raise InvalidInput(
+            f"partition_bytes {partition.min():g} makes too many pieces: more than "
+            f"{_LARGEST_RING // 2} may be unfinished at once"
+        )
+    return 1 << (math.ceil(largest) - 1).bit_length()
+
+
+_NO_RECORD = np.empty((0, kernel.RECORD_COLUMNS))
+
+
+def _filled(values: NDArray[np.generic], configs: int, dtype: type) -> NDArray[np.generic]:
+    return np.ascontiguousarray(np.broadcast_to(values, (configs,)), dtype=dtype)
+
+
+def _size(field: str, value: ArrayLike) -> NDArray[np.float64]:
+    """A size in bytes above 0; infinity is allowed."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{field} must be a number of bytes, got {value!r}") from None
+    bad = ~(array > 0)
+    if bad.any():
+        raise InvalidInput(f"{field} must be above 0 bytes, got {array[bad].flat[0]:g}")
+    return array
+
+
+def _scale(field: str, value: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(value, dtype=np.float64)
+    if not (np.isfinite(array) & (array > 0)).all():
+        raise InvalidInput(f"{field} must be finite and above 0, got {array.min():g}")
+    return array
