@@ -1,0 +1,527 @@
+"""Event kernel for preemptive schedulers on a pool of GPUs: exact re-ranking, incrementally.
+
+At every arrival, completion and change of level all active jobs are ranked anew and the pool is
+filled greedily in that order, skipping gangs that do not fit. Doing so literally costs a sort of
+all active jobs per event. This kernel finds the same set with a few comparisons:
+
+* Among jobs of one gang size the greedy choice is a prefix of the ranking. So of the waiting jobs of
+  a size only the first can matter: one heap per size.
+* Waiting does not change a rank and running never worsens one. So the running set is still the
+  greedy choice unless the first waiting job of some size fits into what jobs ranked before it leave.
+  That test needs the free GPUs and the running jobs ranked after it, a short walk from the end.
+* Where it fits, everything ranked before it stays as it is; only the ranking's end is filled anew.
+
+Keys are int64 and relative to the present: remaining time, remaining GPU time or a level. Equal
+keys go by index, that is by submission and then job id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+REMAINING = 0
+REMAINING_GPU_TIME = 1
+LEVEL = 2
+
+NEVER = np.int64(2**62)
+
+
+@njit(cache=True, nogil=True)
+def _before(key_a: int, job_a: int, key_b: int, job_b: int) -> bool:
+    """Whether (key_a, job_a) ranks before (key_b, job_b)."""
+    return key_a < key_b or (key_a == key_b and job_a < job_b)
+
+
+@njit(cache=True, nogil=True)
+def _push(keys: Any, jobs: Any, base: int, size: int, key: int, job: int) -> None:
+    """Adds (key, job) to the min-heap of `size` entries that begins at `base`."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        if not _before(key, job, keys[base + parent], jobs[base + parent]):
+            break
+        keys[base + hole] = keys[base + parent]
+        jobs[base + hole] = jobs[base + parent]
+        hole = parent
+    keys[base + hole] = key
+    jobs[base + hole] = job
+
+
+@njit(cache=True, nogil=True)
+def _pop(keys: Any, jobs: Any, base: int, size: int) -> None:
+    """Drops the first entry of the min-heap of `size` entries that begins at `base`."""
+    size -= 1
+    key = keys[base + size]
+    job = jobs[base + size]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and _before(
+            keys[base + child + 1],
+            jobs[base + child + 1],
+            keys[base + child],
+            jobs[base + child],
+        ):
+            child += 1
+        if not _before(keys[base + child], jobs[base + child], key, job):
+            break
+        keys[base + hole] = keys[base + child]
+        jobs[base + hole] = jobs[base + child]
+        hole = child
+    if size > 0:
+        keys[base + hole] = key
+        jobs[base + hole] = job
+
+
+@njit(cache=True, nogil=True)
+def _set_alarm(time: Any, heap: Any, spot: Any, size: int, job: int, when: int) -> int:
+    """Sets, moves or (with NEVER) cancels a job's alarm in an indexed min-heap; returns its size.
+
+    Args:
+        time: Alarm of each job, (jobs,).
+        heap: Jobs in heap order.
+        spot: Where each job stands in `heap`; -1 without an alarm.
+        size: Entries of `heap`.
+        job: Whose alarm.
+        when: Its new time.
+    """
+    hole = spot[job]
+    if when == NEVER:
+        if hole < 0:
+            return size
+        spot[job] = -1
+        size -= 1
+        if hole == size:
+            return size
+        job = heap[size]
+        when = time[job]
+    elif hole < 0:
+        hole = size
+        size += 1
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        other = heap[parent]
+        if time[other] <= when:
+            break
+        heap[hole] = other
+        spot[other] = hole
+        hole = parent
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and time[heap[child + 1]] < time[heap[child]]:
+            child += 1
+        other = heap[child]
+        if time[other] >= when:
+            break
+        heap[hole] = other
+        spot[other] = hole
+        hole = child
+    heap[hole] = job
+    spot[job] = hole
+    time[job] = when
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _insert(keys: Any, jobs: Any, size: int, key: int, job: int) -> None:
+    """Inserts into the ranking of running jobs, `size` entries in order."""
+    low = 0
+    high = size
+    while low < high:
+        middle = (low + high) >> 1
+        if _before(keys[middle], jobs[middle], key, job):
+            low = middle + 1
+        else:
+            high = middle
+    for place in range(size, low, -1):
+        keys[place] = keys[place - 1]
+        jobs[place] = jobs[place - 1]
+    keys[low] = key
+    jobs[low] = job
+
+
+@njit(cache=True, nogil=True)
+def _remove(keys: Any, jobs: Any, size: int, key: int, job: int) -> None:
+    """Removes an entry from the ranking of running jobs, `size` entries in order."""
+    low = 0
+    high = size
+    while low < high:
+        middle = (low + high) >> 1
+        if _before(keys[middle], jobs[middle], key, job):
+            low = middle + 1
+        else:
+            high = middle
+    for place in range(low, size - 1):
+        keys[place] = keys[place + 1]
+        jobs[place] = jobs[place + 1]
+
+
+@njit(cache=True, nogil=True)
+def _level_alarm(now: int, attained: int, gpus: int, bound: int, step_ms: int) -> int:
+    """First instant of the clock's grid at which attained service exceeds `bound`.
+
+    Args:
+        now: When the job starts running, ms.
+        attained: Service so far, GPU-ms.
+        gpus: Gang size.
+        bound: Upper end of the present level, GPU-ms.
+        step_ms: Grid of the clock, ms.
+    """
+    if gpus == 0:
+        return NEVER
+    run_ms = (bound - attained) // gpus + 1 if attained <= bound else 0
+    return -((-(now + run_ms)) // step_ms) * step_ms
+
+
+@njit(cache=True, nogil=True)
+def run_preemptive(
+    submit_ms: Any,
+    duration_ms: Any,
+    gpus: Any,
+    gang_class: Any,
+    class_gpus: Any,
+    total_gpus: int,
+    key_kind: int,
+    level_bound: Any,
+    level_key: Any,
+    level_step_ms: int,
+    cost_ms: Any,
+    start_ms: Any,
+    last_start_ms: Any,
+    finish_ms: Any,
+    preemptions: Any,
+    log_segments: bool,
+) -> Any:
+    """Runs one pool to the end of its last job.
+
+    Args:
+        submit_ms: Submissions, (jobs,), ascending; equal ones in the order of job ids.
+        duration_ms: Run times, (jobs,).
+        gpus: Gang sizes, (jobs,).
+        gang_class: Index into `class_gpus` of each job.
+        class_gpus: The distinct gang sizes, ascending.
+        total_gpus: GPUs of the pool.
+        key_kind: REMAINING, REMAINING_GPU_TIME or LEVEL.
+        level_bound: Attained service at which a level ends (inclusive), GPU-ms, ascending,
+            (levels - 1,); used by LEVEL only.
+        level_key: Rank of each level, (levels,).
+        level_step_ms: Levels change at multiples of this on the clock.
+        cost_ms: Work added to a job by each preemption, (jobs,).
+        start_ms: Output: first start, (jobs,).
+        last_start_ms: Output: start of the stretch that ended in completion, (jobs,).
+        finish_ms: Output, (jobs,).
+        preemptions: Output, (jobs,), zeros on entry.
+        log_segments: Whether to return when each preempted stretch of running was.
+
+    Returns:
+        events, segments: arrivals, completions and level changes handled; (stretches, 3) rows
+        (job, start ms, end ms) of the stretches that ended by preemption.
+    """
+    jobs = submit_ms.shape[0]
+    classes = class_gpus.shape[0]
+    levels = level_key.shape[0]
+    # An entry of a waiting job goes stale where its level changes while it waits.
+    copies = levels if key_kind == LEVEL else 1
+    base = np.zeros(classes + 1, np.int64)
+    for job in range(jobs):
+        base[gang_class[job] + 1] += copies
+    for index in range(classes):
+        base[index + 1] += base[index]
+    heap_key = np.empty(jobs * copies, np.int64)
+    heap_job = np.empty(jobs * copies, np.int64)
+    waiting = np.zeros(classes, np.int64)
+
+    run_key = np.empty(jobs, np.int64)
+    run_job = np.empty(jobs, np.int64)
+    tail_key = np.empty(jobs, np.int64)
+    tail_job = np.empty(jobs, np.int64)
+    running = 0
+    is_running = np.zeros(jobs, np.bool_)
+    # Remaining work while waiting; what was attained when the present stretch began.
+    remaining = duration_ms.copy()
+    attained = np.zeros(jobs, np.int64)
+    level = np.zeros(jobs, np.int64)
+    key = np.zeros(jobs, np.int64)
+
+    alarm_ms = np.empty(jobs, np.int64)
+    alarm_heap = np.empty(jobs, np.int64)
+    alarm_spot = np.full(jobs, -1, np.int64)
+    alarms = 0
+
+    segments = np.empty((jobs if log_segments else 0, 3), np.int64)
+    segment_count = 0
+    free = total_gpus
+    arrived = 0
+    events = 0
+
+    while arrived < jobs or alarms > 0:
+        now = NEVER
+        if alarms > 0:
+            now = alarm_ms[alarm_heap[0]]
+        if arrived < jobs and submit_ms[arrived] < now:
+            now = submit_ms[arrived]
+
+        while alarms > 0 and alarm_ms[alarm_heap[0]] == now:
+            job = alarm_heap[0]
+            events += 1
+            if is_running[job] and finish_ms[job] == now:
+                alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, NEVER)
+                _remove(run_key, run_job, running, key[job], job)
+                running -= 1
+                is_running[job] = False
+                free += gpus[job]
+                continue
+            # A change of level, possibly of a job that lost its GPUs within the clock's step.
+            service = attained[job]
+            if is_running[job]:
+                service += (now - last_start_ms[job]) * gpus[job]
+                _remove(run_key, run_job, running, key[job], job)
+            while level[job] < levels - 1 and service > level_bound[level[job]]:
+                level[job] += 1
+            key[job] = level_key[level[job]]
+            when = NEVER
+            if is_running[job]:
+                _insert(run_key, run_job, running - 1, key[job], job)
+                when = finish_ms[job]
+                if level[job] < levels - 1:
+                    bound = level_bound[level[job]]
+                    when = min(when, _level_alarm(now, service, gpus[job], bound, level_step_ms))
+            else:
+                index = gang_class[job]
+                _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+                waiting[index] += 1
+            alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+        while arrived < jobs and submit_ms[arrived] == now:
+            job = arrived
+            if key_kind == REMAINING:
+                key[job] = remaining[job]
+            elif key_kind == REMAINING_GPU_TIME:
+                key[job] = remaining[job] * gpus[job]
+            else:
+                key[job] = level_key[0]
+            index = gang_class[job]
+            _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+            waiting[index] += 1
+            arrived += 1
+            events += 1
+
+        # Running jobs carry keys of the present where keys of running jobs move at unlike pace.
+        if key_kind == REMAINING_GPU_TIME:
+            for place in range(running):
+                job = run_job[place]
+                value = (finish_ms[job] - now) * gpus[job]
+                key[job] = value
+                hole = place
+                while hole > 0 and _before(value, job, run_key[hole - 1], run_job[hole - 1]):
+                    run_key[hole] = run_key[hole - 1]
+                    run_job[hole] = run_job[hole - 1]
+                    hole -= 1
+                run_key[hole] = value
+                run_job[hole] = job
+        # Remaining time is compared as the instant of completion if the job ran from now on.
+        shift = now if key_kind == REMAINING else 0
+
+        while True:
+            # The first-ranked waiting job that fits into what the jobs before it leave.
+            chosen = -1
+            chosen_key = np.int64(0)
+            chosen_job = np.int64(-1)
+            chosen_after = 0
+            for index in range(classes):
+                while waiting[index] > 0:
+                    job = heap_job[base[index]]
+                    if not is_running[job] and heap_key[base[index]] == key[job]:
+                        break
+                    _pop(heap_key, heap_job, base[index], waiting[index])
+                    waiting[index] -= 1
+                if waiting[index] == 0:
+                    continue
+                job = heap_job[base[index]]
+                value = key[job] + shift
+                if chosen >= 0 and not _before(value, job, chosen_key, chosen_job):
+                    continue
+                room = free
+                after = running
+                while (
+                    room < class_gpus[index]
+                    and after > 0
+                    and _before(value, job, run_key[after - 1], run_job[after - 1])
+                ):
+                    after -= 1
+                    room += gpus[run_job[after]]
+                if room >= class_gpus[index]:
+                    chosen = index
+                    chosen_key = value
+                    chosen_job = job
+            if chosen < 0:
+                break
+
+            # Everything ranked before the chosen job stays; take off what is ranked after it.
+            tail = 0
+            room = free
+            refill = free < gpus[chosen_job]
+            if refill:
+                chosen_after = running
+                while chosen_after > 0 and _before(
+                    chosen_key, chosen_job, run_key[chosen_after - 1], run_job[chosen_after - 1]
+                ):
+                    chosen_after -= 1
+                tail = running - chosen_after
+                for place in range(tail):
+                    tail_key[place] = run_key[chosen_after + place]
+                    tail_job[place] = run_job[chosen_after + place]
+                    room += gpus[tail_job[place]]
+                running = chosen_after
+            place = 0
+            begin = chosen_job
+            evicted = 0
+            while True:
+                if begin >= 0:
+                    index = gang_class[begin]
+                    _pop(heap_key, heap_job, base[index], waiting[index])
+                    waiting[index] -= 1
+                    room -= gpus[begin]
+                    if preemptions[begin] == 0:
+                        start_ms[begin] = now
+                    is_running[begin] = True
+                    last_start_ms[begin] = now
+                    finish_ms[begin] = now + remaining[begin]
+                    when = finish_ms[begin]
+                    if key_kind == REMAINING:
+                        key[begin] = finish_ms[begin]
+                    elif key_kind == LEVEL and level[begin] < levels - 1:
+                        bound = level_bound[level[begin]]
+                        when = min(
+                            when,
+                            _level_alarm(now, attained[begin], gpus[begin], bound, level_step_ms),
+                        )
+                    alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, begin, when)
+                    _insert(run_key, run_job, running, key[begin], begin)
+                    running += 1
+                    begin = -1
+                    if not refill:
+                        break
+                # The next in rank among those that were running and the first waiting ones.
+                next_key = np.int64(0)
+                next_job = np.int64(-1)
+                if place < tail:
+                    next_key = tail_key[place]
+                    next_job = tail_job[place]
+                for index in range(classes):
+                    if class_gpus[index] > room:
+                        break
+                    while waiting[index] > 0:
+                        job = heap_job[base[index]]
+                        if not is_running[job] and heap_key[base[index]] == key[job]:
+                            break
+                        _pop(heap_key, heap_job, base[index], waiting[index])
+                        waiting[index] -= 1
+                    if waiting[index] == 0:
+                        continue
+                    job = heap_job[base[index]]
+                    value = key[job] + shift
+                    if next_job < 0 or _before(value, job, next_key, next_job):
+                        next_key = value
+                        next_job = job
+                if next_job < 0:
+                    break
+                if not is_running[next_job]:
+                    begin = next_job
+                    continue
+                place += 1
+                if gpus[next_job] <= room:
+                    run_key[running] = next_key
+                    run_job[running] = next_job
+                    running += 1
+                    room -= gpus[next_job]
+                else:
+                    tail_job[evicted] = next_job
+                    evicted += 1
+            free = room
+            for place in range(evicted):
+                job = tail_job[place]
+                if log_segments:
+                    if segment_count == segments.shape[0]:
+                        grown = np.empty((2 * segment_count, 3), np.int64)
+                        grown[:segment_count] = segments
+                        segments = grown
+                    segments[segment_count, 0] = job
+                    segments[segment_count, 1] = last_start_ms[job]
+                    segments[segment_count, 2] = now
+                    segment_count += 1
+                is_running[job] = False
+                preemptions[job] += 1
+                remaining[job] = finish_ms[job] - now + cost_ms[job]
+                attained[job] += (now - last_start_ms[job]) * gpus[job]
+                if key_kind == REMAINING:
+                    key[job] = remaining[job]
+                elif key_kind == REMAINING_GPU_TIME:
+                    key[job] = remaining[job] * gpus[job]
+                late = (
+                    key_kind == LEVEL
+                    and level[job] < levels - 1
+                    and attained[job] > level_bound[level[job]]
+                )
+                if not late:
+                    alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, NEVER)
+                else:
+                    when = -((-now) // level_step_ms) * level_step_ms
+                    alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+                index = gang_class[job]
+                _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+                waiting[index] += 1
+            if refill:
+                break
+    return events, segments[:segment_count]
+
+
+@njit(cache=True, nogil=True)
+def run_preemptive_batch(
+    case_base: Any,
+    submit_ms: Any,
+    duration_ms: Any,
+    gpus: Any,
+    gang_class: Any,
+    class_base: Any,
+    class_gpus: Any,
+    total_gpus: Any,
+    key_kind: int,
+    level_bound: Any,
+    level_key: Any,
+    level_step_ms: int,
+    cost_ms: Any,
+    start_ms: Any,
+    last_start_ms: Any,
+    finish_ms: Any,
+    preemptions: Any,
+    events: Any,
+) -> None:
+    """Runs many pools one after the other; case k owns rows case_base[k] : case_base[k + 1]."""
+    for case in range(events.shape[0]):
+        low, high = case_base[case], case_base[case + 1]
+        handled, _ = run_preemptive(
+            submit_ms[low:high],
+            duration_ms[low:high],
+            gpus[low:high],
+            gang_class[low:high],
+            class_gpus[class_base[case] : class_base[case + 1]],
+            total_gpus[case],
+            key_kind,
+            level_bound,
+            level_key,
+            level_step_ms,
+            cost_ms[low:high],
+            start_ms[low:high],
+            last_start_ms[low:high],
+            finish_ms[low:high],
+            preemptions[low:high],
+            False,
+        )
+        events[case] = handled
