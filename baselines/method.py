@@ -65,6 +65,10 @@ class Budget:
         """Counts `evaluations` simulator evaluations."""
         self.spent_evaluations += evaluations
 
+    def restore(self, evaluations: int) -> None:
+        """Goes on from a checkpoint that had spent `evaluations`; called before anything else."""
+        self.spent_evaluations = evaluations
+
     def record(self, metrics: Mapping[str, float]) -> None:
         """Reports figures as of now, such as ``{"search/best_objective": 0.3}``."""
 
