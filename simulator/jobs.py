@@ -450,7 +450,8 @@ def _checked(source: str, column: Column, value: ArrayLike, lines: NDArray[np.in
     if bad.any():
         row = int(np.argmax(bad))
         raise InvalidInput(
-            f"{source}: {_place(row, lines)}, column {column.name}: {expectation}, got {numbers[row]:g}"
+            f"{source}: {_place(row, lines)}, column {column.name}: {expectation}, "
+            f"got {numbers[row]:g}"
         )
     return _frozen(numbers.astype(np.int64) if column.kind == "int" else numbers.copy())
 
