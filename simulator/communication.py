@@ -14,8 +14,6 @@ gets the same bits alone and in a batch.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,6 +22,7 @@ from dtgym.simulator.communication_layers import LayerTables, LayerTimes
 from dtgym.simulator.errors import InvalidInput, one_of
 from dtgym.simulator.kernels import communication_window as kernel
 from dtgym.simulator.networks import NETWORK_FIELDS, Network, column
+from dtgym.simulator.threads import map_ranges
 
 __all__ = [
     "LayerTables",
@@ -41,6 +40,9 @@ ORDERS = ("priority", "fifo")
 CREDIT_RULES = ("positive", "fit")
 CREDIT_RETURNS = ("completion", "upload")
 
+# Fewest configurations worth a thread's while.
+_MINIMUM_CONFIGS = 128
+
 # Unfinished pieces that one configuration may have: 2 GiB of ring.
 _LARGEST_RING = 2**27
 
@@ -56,7 +58,7 @@ def iteration_time_s(
     barrier: bool = False,
     credit_rule: str = "positive",
     credit_return: str = "completion",
-    threads: int = 1,
+    threads: int | None = None,
 ) -> NDArray[np.float64]:
     """Time of one iteration, from the start of the backward pass to the end of the next forward.
 
@@ -77,7 +79,7 @@ def iteration_time_s(
             queue is not overtaken.
         credit_return: Credit comes back when the piece is complete (``completion``), or already
             when its upload has ended (``upload``, as P3's blocking sender does).
-        threads: Threads that share the configurations.
+        threads: Threads that share a large batch; None is ``NUMBA_NUM_THREADS``.
 
     Returns:
         Seconds, float64, (configs,); shape (1,) if everything is a plain number.
@@ -128,7 +130,7 @@ def batch_iteration_time_s(
     flags: ArrayLike,
     forward_scale: ArrayLike = 1.0,
     backward_scale: ArrayLike = 1.0,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> NDArray[np.float64]:
     """Iteration times of a batch in which every configuration may have its own everything.
 
@@ -142,7 +144,7 @@ def batch_iteration_time_s(
         flags: Mechanism of each configuration, see `mechanism_flags`, (configs,) or a number.
         forward_scale: Factor on the forward times, (configs,) or a number.
         backward_scale: Factor on the backward times, (configs,) or a number.
-        threads: Threads that share the configurations.
+        threads: Threads that share a large batch; None is ``NUMBA_NUM_THREADS``.
 
     Returns:
         Seconds, float64, (configs,).
@@ -208,23 +210,11 @@ def batch_iteration_time_s(
         _filled(bits, configs, np.int64),
     )
     result = np.empty(configs)
-    if threads <= 1 or configs < 2 * threads:
-        run_kernel(tables, arguments, result, _NO_RECORD)
-        return result
-    edges = np.linspace(0, configs, threads + 1).astype(int)
-    with ThreadPoolExecutor(threads) as pool:
-        jobs = [
-            pool.submit(
-                run_kernel,
-                tables,
-                tuple(a[low:high] for a in arguments),
-                result[low:high],
-                _NO_RECORD,
-            )
-            for low, high in pairwise(edges)
-        ]
-        for job in jobs:
-            job.result()
+
+    def run(first: int, last: int) -> None:
+        run_kernel(tables, tuple(a[first:last] for a in arguments), result[first:last], _NO_RECORD)
+
+    map_ranges(run, configs, _MINIMUM_CONFIGS, threads)
     return result
 
 

@@ -216,8 +216,8 @@ MECHANISMS: dict[str, Mechanism] = {
             P3_PARTITION_BYTES,
             1.0,
             credit_return="upload",
-            source="P3 (Jayarajan et al., MLSys 2019) and its release: slices of 40,000 parameters; "
-            "a sender that blocks until a slice has left",
+            source="P3 (Jayarajan et al., MLSys 2019) and its release: slices of 40,000 "
+            "parameters; a sender that blocks until a slice has left",
         ),
         Mechanism(
             "tictac",

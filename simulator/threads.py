@@ -20,22 +20,25 @@ PIECES_PER_THREAD = 4
 """Pieces that a range is cut into per thread, so that a core busy with others delays no one."""
 
 
-def map_ranges(call: Callable[[int, int], Result], count: int, minimum: int) -> list[Result]:
+def map_ranges(
+    call: Callable[[int, int], Result], count: int, minimum: int, threads: int | None = None
+) -> list[Result]:
     """Calls `call(first, last)` on slices that cover ``range(count)``, on several cores at once.
 
     Args:
         call: Must release the interpreter lock to gain, and must not depend on the slicing.
         count: Length of the range.
         minimum: Fewest items worth a slice of its own; a shorter range runs in this thread.
+        threads: Threads to use; None is ``NUMBA_NUM_THREADS``.
 
     Returns:
-        The results, in the order of the slices. ``NUMBA_NUM_THREADS`` bounds the threads.
+        The results, in the order of the slices.
 
     Example:
         >>> sum(map_ranges(lambda first, last: last - first, 1000, 10))
         1000
     """
-    threads = int(config.NUMBA_NUM_THREADS)
+    threads = int(config.NUMBA_NUM_THREADS) if threads is None else threads
     pieces = min(threads * PIECES_PER_THREAD, count // max(minimum, 1))
     if threads == 1 or pieces < 2:
         return [call(0, count)]
