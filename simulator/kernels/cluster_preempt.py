@@ -4,12 +4,12 @@ At every arrival, completion and change of level all active jobs are ranked anew
 filled greedily in that order, skipping gangs that do not fit. Doing so literally costs a sort of
 all active jobs per event. This kernel finds the same set with a few comparisons:
 
-* Among jobs of one gang size the greedy choice is a prefix of the ranking. So of the waiting jobs of
-  a size only the first can matter: one heap per size.
-* Waiting does not change a rank and running never worsens one. So the running set is still the
-  greedy choice unless the first waiting job of some size fits into what jobs ranked before it leave.
-  That test needs the free GPUs and the running jobs ranked after it, a short walk from the end.
-* Where it fits, everything ranked before it stays as it is; only the ranking's end is filled anew.
+* Among jobs of one gang size the greedy choice is a prefix of the ranking. So of the waiting jobs
+  of a size only the first can matter: one heap per size.
+* The running set is still the greedy choice unless the first waiting job of some size fits into
+  what jobs ranked before it leave. That test needs the free GPUs and the running jobs ranked after
+  it, a short walk from the end of the ranking.
+* Where it fits, everything ranked before it stays as it is; only the rest is filled anew.
 
 Keys are int64 and relative to the present: remaining time, remaining GPU time or a level. Equal
 keys go by index, that is by submission and then job id.
@@ -197,6 +197,9 @@ def run_preemptive(
     last_start_ms: Any,
     finish_ms: Any,
     preemptions: Any,
+    waited_ms: Any,
+    segments: Any,
+    segment_count: int,
     log_segments: bool,
 ) -> Any:
     """Runs one pool to the end of its last job.
@@ -218,11 +221,14 @@ def run_preemptive(
         last_start_ms: Output: start of the stretch that ended in completion, (jobs,).
         finish_ms: Output, (jobs,).
         preemptions: Output, (jobs,), zeros on entry.
-        log_segments: Whether to return when each preempted stretch of running was.
+        waited_ms: Output: time without GPUs before completion, (jobs,).
+        segments: Rows (job, start ms, end ms) of stretches that ended by preemption, (rows, 3).
+        segment_count: Rows in use; new ones are added behind them.
+        log_segments: Whether to add them.
 
     Returns:
-        events, segments: arrivals, completions and level changes handled; (stretches, 3) rows
-        (job, start ms, end ms) of the stretches that ended by preemption.
+        events, segments, segment_count: arrivals, completions and level changes handled; the rows,
+        in a larger array where they did not fit.
     """
     jobs = submit_ms.shape[0]
     classes = class_gpus.shape[0]
@@ -246,6 +252,7 @@ def run_preemptive(
     is_running = np.zeros(jobs, np.bool_)
     # Remaining work while waiting; what was attained when the present stretch began.
     remaining = duration_ms.copy()
+    idle_since_ms = submit_ms.copy()
     attained = np.zeros(jobs, np.int64)
     level = np.zeros(jobs, np.int64)
     key = np.zeros(jobs, np.int64)
@@ -255,8 +262,6 @@ def run_preemptive(
     alarm_spot = np.full(jobs, -1, np.int64)
     alarms = 0
 
-    segments = np.empty((jobs if log_segments else 0, 3), np.int64)
-    segment_count = 0
     free = total_gpus
     arrived = 0
     events = 0
@@ -385,6 +390,7 @@ def run_preemptive(
             while True:
                 if begin >= 0:
                     index = gang_class[begin]
+                    waited_ms[begin] += now - idle_since_ms[begin]
                     _pop(heap_key, heap_job, base[index], waiting[index])
                     waiting[index] -= 1
                     room -= gpus[begin]
@@ -449,7 +455,7 @@ def run_preemptive(
                 job = tail_job[place]
                 if log_segments:
                     if segment_count == segments.shape[0]:
-                        grown = np.empty((2 * segment_count, 3), np.int64)
+                        grown = np.empty((2 * segment_count + 64, 3), np.int64)
                         grown[:segment_count] = segments
                         segments = grown
                     segments[segment_count, 0] = job
@@ -457,6 +463,7 @@ def run_preemptive(
                     segments[segment_count, 2] = now
                     segment_count += 1
                 is_running[job] = False
+                idle_since_ms[job] = now
                 preemptions[job] += 1
                 remaining[job] = finish_ms[job] - now + cost_ms[job]
                 attained[job] += (now - last_start_ms[job]) * gpus[job]
@@ -479,7 +486,7 @@ def run_preemptive(
                 waiting[index] += 1
             if refill:
                 break
-    return events, segments[:segment_count]
+    return events, segments, segment_count
 
 
 @njit(cache=True, nogil=True)
@@ -501,12 +508,24 @@ def run_preemptive_batch(
     last_start_ms: Any,
     finish_ms: Any,
     preemptions: Any,
+    waited_ms: Any,
     events: Any,
-) -> None:
-    """Runs many pools one after the other; case k owns rows case_base[k] : case_base[k + 1]."""
+    log_segments: bool,
+) -> Any:
+    """Runs many pools one after the other; case k owns rows case_base[k] : case_base[k + 1].
+
+    Args and the meaning of rows: see `run_preemptive`.
+
+    Returns:
+        segments, segment_base: stretches that ended by preemption; case k owns the rows
+        segment_base[k] : segment_base[k + 1].
+    """
+    segments = np.empty((64 if log_segments else 0, 3), np.int64)
+    segment_base = np.zeros(events.shape[0] + 1, np.int64)
     for case in range(events.shape[0]):
         low, high = case_base[case], case_base[case + 1]
-        handled, _ = run_preemptive(
+        waited_ms[low:high] = 0
+        events[case], segments, segment_base[case + 1] = run_preemptive(
             submit_ms[low:high],
             duration_ms[low:high],
             gpus[low:high],
@@ -522,6 +541,9 @@ def run_preemptive_batch(
             last_start_ms[low:high],
             finish_ms[low:high],
             preemptions[low:high],
-            False,
+            waited_ms[low:high],
+            segments,
+            segment_base[case],
+            log_segments,
         )
-        events[case] = handled
+    return segments, segment_base

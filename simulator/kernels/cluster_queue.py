@@ -1,11 +1,11 @@
 """Event kernel for schedulers that never preempt: one waiting order, gangs of whole GPUs.
 
-Jobs come in the order (submission, job id), so a job's index is its tie rank. `rank` is the waiting
-order as a permutation: the identity for FIFO, the order of durations for SJF and so on. Because it
-never changes, waiting jobs lie in binary heaps of ranks: one heap where the head of the line blocks,
-one per gang size where jobs that do not fit are skipped. Within one instant free GPUs only shrink,
-so a gang size that failed once stays shut until something completes: a decision costs a few heap
-looks, never a walk through the queue.
+Jobs come in the order (submission, job id), so a job's index is its tie rank. `rank` is the
+waiting order as a permutation: the identity for FIFO, the order of durations for SJF and so on.
+Because it never changes, waiting jobs lie in binary heaps of ranks: one heap where the head of the
+line blocks, one per gang size where jobs that do not fit are skipped. Within one instant free GPUs
+only shrink, so a gang size that failed once stays shut until something completes: a decision costs
+a few looks at heaps, never a walk through the queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 POOLED = 0
 CONSOLIDATE = 1
@@ -404,11 +403,3 @@ def run_queue_batch(
             place_gpus,
             place_count[low:high],
         )
-
-
-def gang_classes(
-    gpus: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The distinct gang sizes, ascending, and each job's index into them."""
-    sizes, index = np.unique(gpus, return_inverse=True)
-    return sizes.astype(np.int64), index.astype(np.int64)

@@ -1,0 +1,396 @@
+"""Event-driven scheduling of training jobs on clusters: one call, exact, fast.
+
+`simulate` answers when each job of a table starts and ends on a cluster under a policy. Time is
+int64 milliseconds, so that equal instants are equal; within one instant completions come first,
+then arrivals, then decisions; ties go by submission and then job id. docs/scheduling_engine.md
+states all rules, and with which options published simulators are reproduced job for job.
+
+Example:
+    >>> from dtgym.simulator import cluster
+    >>> from dtgym.simulator.jobs import JobTable
+    >>> jobs = JobTable.from_columns(
+    ...     submit_s=[0, 0, 1], duration_s=[10, 20, 2], num_gpus=[4, 8, 4])
+    >>> cluster.simulate(jobs, cluster.homogeneous(nodes=1), "fifo").finish_s.tolist()
+    [10.0, 30.0, 32.0]
+    >>> cluster.simulate(jobs, cluster.homogeneous(nodes=1), "srtf").finish_s.tolist()
+    [10.0, 30.0, 3.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dtgym.simulator import hardware
+from dtgym.simulator.cluster_cases import (
+    IMPOSSIBLE,
+    BatchOutcome,
+    Cases,
+    run_preemptive_pool,
+    run_queue_order,
+)
+from dtgym.simulator.errors import InvalidInput, above, at_least, finite_array, one_of
+from dtgym.simulator.jobs import JobTable, milliseconds
+from dtgym.simulator.kernels import cluster_preempt
+from dtgym.simulator.kernels.cluster_queue import PLACEMENTS
+from dtgym.simulator.outcome import Outcome
+from dtgym.simulator.service_levels import gittins_levels
+
+HEAD_OF_LINE = ("block", "skip")
+
+QUEUE_POLICIES = ("fifo", "sjf", "qssf", "priority")
+"""Policies with a fixed waiting order that never preempt."""
+
+PREEMPTIVE_POLICIES = ("srtf", "srsf", "las", "gittins")
+"""Policies that rank all active jobs anew at every event."""
+
+
+def homogeneous(
+    nodes: int = 8,
+    gpus_per_node: int = 8,
+    *,
+    accelerator: str = "V100-32",
+    cpu_cores_per_gpu: float = 3.0,
+    memory_bytes_per_gpu: float = 62.5e9,
+    io_bytes_per_s_per_gpu: float = 62.5e6,
+    network_bytes_per_s: float = 12.5e9,
+    nodes_per_rack: int | None = None,
+) -> hardware.Cluster:
+    """A cluster of equal nodes.
+
+    The default shares per GPU are the GPU-proportional ones of Synergy's published profiles: 3
+    cores, 62.5 GB, 62.5 MB/s of storage (24 cores, 500 GB, 500 MB/s on a node of 8).
+
+    Args:
+        nodes: Number of nodes.
+        gpus_per_node: GPUs of each.
+        accelerator: Name in the catalogue.
+        cpu_cores_per_gpu: Cores of a node over its GPUs; the product is rounded.
+        memory_bytes_per_gpu: Main memory of a node over its GPUs.
+        io_bytes_per_s_per_gpu: Storage rate of a node over its GPUs.
+        network_bytes_per_s: Network cards of a node together, one direction.
+        nodes_per_rack: Nodes that share a rack; None is one rack for all.
+
+    Raises:
+        InvalidInput: No node, no GPU or an unknown accelerator.
+
+    Example:
+        >>> homogeneous(nodes=5, gpus_per_node=8).gpus
+        40
+    """
+    at_least("nodes", nodes, 1)
+    at_least("gpus_per_node", gpus_per_node, 1)
+    per_rack = (
+        nodes if nodes_per_rack is None else int(at_least("nodes_per_rack", nodes_per_rack, 1))
+    )
+    kind = hardware.accelerator(accelerator)
+    groups = tuple(
+        hardware.NodeGroup(
+            count=min(per_rack, nodes - first),
+            node=hardware.Node(
+                name=f"{gpus_per_node}x{kind.name}",
+                accelerator=kind,
+                gpus=gpus_per_node,
+                cpu_cores=round(cpu_cores_per_gpu * gpus_per_node),
+                memory_bytes=memory_bytes_per_gpu * gpus_per_node,
+                io_bytes_per_s=io_bytes_per_s_per_gpu * gpus_per_node,
+                network_bytes_per_s=network_bytes_per_s,
+                rack=f"rack{first // per_rack}",
+            ),
+        )
+        for first in range(0, nodes, per_rack)
+    )
+    return hardware.Cluster(name=f"{nodes}x{gpus_per_node}", groups=groups)
+
+
+def simulate(
+    jobs: JobTable,
+    cluster: hardware.Cluster,
+    policy: str = "fifo",
+    *,
+    placement: str = "pooled",
+    head_of_line: str = "block",
+    preemption_cost_s: float | str | Mapping[str, float] | ArrayLike = 0.0,
+    las_thresholds_gpu_s: Sequence[float] = (18000.0,),
+    las_resolution_s: float = 1.0,
+    estimate_s: ArrayLike | None = None,
+    priority: ArrayLike | None = None,
+    gittins_samples_gpu_s: ArrayLike | None = None,
+    impossible: str = "raise",
+) -> Outcome:
+    """Schedules a job table on a cluster.
+
+    Args:
+        jobs: What arrives when and how long it runs.
+        cluster: What it runs on.
+        policy: One of `QUEUE_POLICIES` (no preemption) or `PREEMPTIVE_POLICIES`:
+
+            * `fifo`: by submission. `sjf`: shortest duration first. `qssf`: least estimated GPU
+              time first. `priority`: smallest value of `priority` first.
+            * `srtf`: least remaining time. `srsf`: least remaining time x GPUs. `las`: least
+              attained service, discretised: queue k holds jobs whose attained GPU time exceeds k
+              of the thresholds; a job leaves a queue at the first multiple of `las_resolution_s`
+              on the clock at which it exceeds the threshold; by submission inside a queue.
+              `gittins`: highest Gittins index of the attained GPU time. All rank every active job
+              anew at each arrival, completion and change of queue and fill the GPUs greedily in
+              that order, skipping gangs that do not fit.
+        placement: `pooled` counts GPUs and knows no nodes. `consolidate`: gangs up to the largest
+            node's size go whole to the fullest node that fits; larger ones take wholly free nodes
+            and one part-node, the fullest that fits. `best_fit`, `worst_fit`, `first_fit`: a gang
+            goes whole to the fullest, emptiest or first node that fits; one that no node holds is
+            split, emptiest nodes first (`first_fit`: in order). `spread`: GPU by GPU to the node
+            with most free. Ties go to the lowest node.
+        head_of_line: `block`: nobody overtakes a job that does not fit. `skip`: whoever fits may
+            start, in order. Preemptive policies always skip.
+        preemption_cost_s: Work added by each preemption: seconds, an array (jobs,), a mapping from
+            `jobs.model` to seconds (key "" for the others), or `lucid`: 40 s up to 8 GPUs, 60 s
+            above.
+        las_thresholds_gpu_s: Ends of the queues of `las`, GPU-seconds, ascending.
+        las_resolution_s: Grid of the clock on which queues change, seconds.
+        estimate_s: Estimated durations for `qssf`, (jobs,); None takes the table's column.
+        priority: Order of `priority`, (jobs,).
+        gittins_samples_gpu_s: Sample of GPU times from which `gittins` takes its index; None is
+            the table's own, which a deployed scheduler would not know.
+        impossible: What becomes of jobs that the empty cluster cannot hold: `raise`, or `reject`,
+            which lists them in `Outcome.rejected` and schedules the others.
+
+    Raises:
+        InvalidInput: An unknown name, a value out of range, or a job that can never run.
+
+    Example:
+        >>> jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[5, 3], num_gpus=[1, 1])
+        >>> simulate(jobs, homogeneous(1, 1), "sjf").start_s.tolist()
+        [3.0, 0.0]
+    """
+    return simulate_batch(
+        [jobs],
+        [cluster],
+        policy,
+        placement=placement,
+        head_of_line=head_of_line,
+        preemption_cost_s=preemption_cost_s,
+        las_thresholds_gpu_s=las_thresholds_gpu_s,
+        las_resolution_s=las_resolution_s,
+        estimate_s=None if estimate_s is None else [estimate_s],
+        priority=None if priority is None else [priority],
+        gittins_samples_gpu_s=gittins_samples_gpu_s,
+        impossible=impossible,
+    )[0]
+
+
+def prepare(
+    jobs: Sequence[JobTable],
+    clusters: Sequence[hardware.Cluster],
+    *,
+    placement: str = "pooled",
+    impossible: str = "raise",
+) -> Cases:
+    """Lays out many cases once, to run several policies on them with `simulate_cases`."""
+    one_of("placement", placement, tuple(PLACEMENTS))
+    one_of("impossible", impossible, IMPOSSIBLE)
+    return Cases.of(jobs, clusters, placement=placement, impossible=impossible)
+
+
+def simulate_batch(
+    jobs: Sequence[JobTable],
+    clusters: Sequence[hardware.Cluster],
+    policy: str = "fifo",
+    *,
+    placement: str = "pooled",
+    impossible: str = "raise",
+    **options: Any,
+) -> BatchOutcome:
+    """Schedules many job tables, each on its own cluster, in one kernel call.
+
+    Args:
+        jobs: One table per case.
+        clusters: One cluster per case.
+        policy: See `simulate`.
+        placement: See `simulate`.
+        impossible: See `simulate`.
+        **options: The other options of `simulate`; `estimate_s` and `priority` are sequences of
+            one array per case.
+
+    Returns:
+        Sequence of outcomes; each equals what `simulate` gives for its case.
+
+    Raises:
+        InvalidInput: See `simulate`.
+
+    Example:
+        >>> jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[5, 3], num_gpus=[1, 1])
+        >>> batch = simulate_batch([jobs, jobs], [homogeneous(1, 1), homogeneous(1, 2)])
+        >>> [outcome.makespan_s for outcome in batch]
+        [8.0, 5.0]
+    """
+    cases = prepare(jobs, clusters, placement=placement, impossible=impossible)
+    return simulate_cases(cases, policy, placement=placement, **options)
+
+
+def simulate_cases(
+    cases: Cases,
+    policy: str = "fifo",
+    *,
+    placement: str = "pooled",
+    head_of_line: str = "block",
+    preemption_cost_s: float | str | Mapping[str, float] | ArrayLike = 0.0,
+    las_thresholds_gpu_s: Sequence[float] = (18000.0,),
+    las_resolution_s: float = 1.0,
+    estimate_s: Sequence[ArrayLike] | None = None,
+    priority: Sequence[ArrayLike] | None = None,
+    gittins_samples_gpu_s: ArrayLike | None = None,
+    log_stretches: bool = True,
+) -> BatchOutcome:
+    """Schedules prepared cases; see `simulate` for the options.
+
+    Args:
+        cases: From `prepare`, with the same placement.
+        policy: See `simulate`.
+        placement: See `simulate`.
+        head_of_line: See `simulate`.
+        preemption_cost_s: See `simulate`.
+        las_thresholds_gpu_s: See `simulate`.
+        las_resolution_s: See `simulate`.
+        estimate_s: One array per case.
+        priority: One array per case.
+        gittins_samples_gpu_s: See `simulate`.
+        log_stretches: Keep when preempted jobs ran; without it utilisation and timelines of
+            preemptive policies know only each job's last stretch, which searches do not need.
+
+    Raises:
+        InvalidInput: See `simulate`.
+    """
+    one_of("policy", policy, QUEUE_POLICIES + PREEMPTIVE_POLICIES)
+    one_of("placement", placement, tuple(PLACEMENTS))
+    one_of("head_of_line", head_of_line, HEAD_OF_LINE)
+    if policy in QUEUE_POLICIES:
+        if policy == "fifo":
+            rank = cases.rank("fifo", None)
+        elif policy == "sjf":
+            rank = cases.rank("sjf", cases.duration_ms)
+        elif policy == "qssf":
+            estimates = _per_case(cases, "estimate_s", estimate_s)
+            rank = cases.rank("", estimates * cases.gpus)
+        else:
+            rank = cases.rank("", _per_case(cases, "priority", priority))
+        cases._ranks.pop("", None)
+        return run_queue_order(
+            cases, rank, policy=policy, placement=placement, skip=head_of_line == "skip"
+        )
+    if placement != "pooled":
+        raise InvalidInput(
+            f"placement must be pooled for the preemptive policy {policy}, got {placement!r}"
+        )
+    bound, key, step_ms = _levels(
+        cases, policy, las_thresholds_gpu_s, las_resolution_s, gittins_samples_gpu_s
+    )
+    kinds = {
+        "srtf": cluster_preempt.REMAINING,
+        "srsf": cluster_preempt.REMAINING_GPU_TIME,
+    }
+    return run_preemptive_pool(
+        cases,
+        kinds.get(policy, cluster_preempt.LEVEL),
+        policy=policy,
+        level_bound_gpu_ms=bound,
+        level_key=key,
+        level_step_ms=step_ms,
+        cost_ms=_costs_ms(cases, preemption_cost_s),
+        log_stretches=log_stretches,
+    )
+
+
+def _levels(
+    cases: Cases,
+    policy: str,
+    thresholds_gpu_s: Sequence[float],
+    resolution_s: float,
+    samples_gpu_s: ArrayLike | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Ends of the service levels in GPU-ms, rank of each level, and the grid of the clock in ms."""
+    step_ms = int(milliseconds(above("las_resolution_s", resolution_s, 0, "s")))
+    if step_ms < 1:
+        raise InvalidInput(f"las_resolution_s must be at least 0.001 s, got {resolution_s:g}")
+    if policy == "gittins":
+        samples = (
+            cases.duration_ms * cases.gpus / 1000.0
+            if samples_gpu_s is None
+            else at_least("gittins_samples_gpu_s", samples_gpu_s, 0, "GPU-s").ravel()
+        )
+        bound_gpu_s, key = gittins_levels(samples)
+    elif policy == "las":
+        bound_gpu_s = at_least("las_thresholds_gpu_s", las_array(thresholds_gpu_s), 0, "GPU-s")
+        if (np.diff(bound_gpu_s) <= 0).any():
+            raise InvalidInput("las_thresholds_gpu_s must ascend, in GPU-s")
+        key = np.arange(len(bound_gpu_s) + 1)
+    else:
+        bound_gpu_s, key = np.zeros(0), np.zeros(1)
+    return milliseconds(bound_gpu_s), key.astype(np.int64), step_ms
+
+
+def las_array(thresholds_gpu_s: Sequence[float]) -> NDArray[np.float64]:
+    """Thresholds as a row of numbers; a single number is one threshold."""
+    return np.atleast_1d(finite_array("las_thresholds_gpu_s", thresholds_gpu_s, "GPU-s"))
+
+
+def _costs_ms(
+    cases: Cases, cost_s: float | str | Mapping[str, float] | ArrayLike
+) -> NDArray[np.int64]:
+    """Preemption cost of each job in the order of the cases, (jobs,)."""
+    parts = [preemption_costs_s(table, cost_s)[row] for table, row in _tables(cases)]
+    return milliseconds(np.concatenate(parts))
+
+
+def preemption_costs_s(
+    jobs: JobTable, cost_s: float | str | Mapping[str, float] | ArrayLike
+) -> NDArray[np.float64]:
+    """Work that one preemption adds to each job, (jobs,), from any form `simulate` takes.
+
+    Raises:
+        InvalidInput: A negative or unreadable cost, or a mapping without an entry for a model.
+    """
+    if isinstance(cost_s, str):
+        one_of("preemption_cost_s", cost_s, ("lucid",))
+        return np.where(jobs.num_gpus <= 8, 40.0, 60.0)
+    if isinstance(cost_s, Mapping):
+        models = jobs.column("model", "")
+        unknown = set(models.tolist()) - set(cost_s) if "" not in cost_s else set()
+        if unknown:
+            raise InvalidInput(
+                f"preemption_cost_s has no entry for model {min(unknown)!r} and none for ''"
+            )
+        values = [cost_s.get(str(model), cost_s.get("", 0.0)) for model in models]
+        return at_least("preemption_cost_s", values, 0, "s")
+    values = at_least("preemption_cost_s", cost_s, 0, "s")
+    if values.shape not in ((), (len(jobs),)):
+        raise InvalidInput(
+            f"preemption_cost_s must be one number or one per job ({len(jobs)}), in s; "
+            f"got shape {values.shape}"
+        )
+    return np.broadcast_to(values, (len(jobs),))
+
+
+def _per_case(cases: Cases, name: str, values: Sequence[ArrayLike] | None) -> NDArray[np.float64]:
+    """One array per case as one array in the order of the cases, (jobs,)."""
+    parts: list[NDArray[np.float64]] = []
+    for index, (table, row) in enumerate(_tables(cases)):
+        given: Any = None if values is None else values[index]
+        if given is None and name == "estimate_s":
+            given = table.estimate_s
+        if given is None:
+            raise InvalidInput(f"{name} is needed: one number per job, (jobs,)")
+        column = finite_array(name, given)
+        if column.shape != (len(table),):
+            raise InvalidInput(f"{name} must have shape ({len(table)},), got {column.shape}")
+        parts.append(column[row])
+    return np.concatenate(parts)
+
+
+def _tables(cases: Cases) -> list[tuple[JobTable, NDArray[np.int64]]]:
+    return [
+        (table, cases.row[cases.base[index] : cases.base[index + 1]])
+        for index, table in enumerate(cases.tables)
+    ]
