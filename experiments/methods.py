@@ -1,9 +1,9 @@
 """Finding a method by name: baselines of an environment's family, agents, and your own.
 
 A name is looked up among the baselines of the environment's family
-(``dtgym.baselines.<family>.METHODS``), then among the agents (``dtgym.agents.METHODS``). A name
-with a colon, ``package.module:Factory``, is imported: that is how a method outside of this package
-takes part without being registered anywhere.
+(``dtgym.baselines.<family>.METHODS``), then among the agents (`dtgym.agents.methods`). A name with
+a colon, ``package.module:Factory``, is imported: that is how a method outside of this package takes
+part without being registered anywhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 
 import dtgym.envs  # noqa: F401  registers the environments' ids
+from dtgym import agents
 from dtgym.baselines.method import Method
 from dtgym.simulator.errors import InvalidInput
 
@@ -50,13 +51,11 @@ def names(env_id: str) -> list[str]:
     Raises:
         InvalidInput: Unknown environment.
     """
-    return [*_baselines(env_id), *_agents()]
+    return [*_baselines(env_id), *agents.methods(env_id)]
 
 
 def _registered(name: str, env_id: str) -> Callable[..., Method]:
-    registry = _baselines(env_id)
-    # Agents import torch: look among them only for what is no baseline.
-    found = registry.get(name) or _agents().get(name)
+    found = _baselines(env_id).get(name) or agents.methods(env_id).get(name)
     if found is None:
         raise InvalidInput(
             f"--method must be one of {', '.join(names(env_id))} or package.module:Factory; "
@@ -66,18 +65,17 @@ def _registered(name: str, env_id: str) -> Callable[..., Method]:
 
 
 def _baselines(env_id: str) -> Mapping[str, Callable[..., Method]]:
+    module, _, plain_id = env_id.rpartition(":")
     try:
-        entry_point = str(gym.spec(env_id).entry_point)
-    except (gym.error.Error, ModuleNotFoundError) as error:
+        if module:
+            importlib.import_module(module)
+        entry_point = str(gym.spec(plain_id).entry_point)
+    except (gym.error.Error, ImportError) as error:
         raise InvalidInput(f"environment {env_id}: {error}") from error
     for package, baselines in BASELINES.items():
         if package in entry_point.partition(":")[0].split("."):
             return getattr(importlib.import_module(baselines), "METHODS", {})
     return {}
-
-
-def _agents() -> Mapping[str, Callable[..., Method]]:
-    return importlib.import_module("dtgym.agents").METHODS
 
 
 def _imported(name: str) -> Callable[..., Method]:

@@ -154,8 +154,8 @@ class _Seeds(Document):
 class _Entry(Document):
     seeds: _Seeds
     name: str | None = None
-    env_kwargs: dict[str, Any] = {}
-    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
 
 
 class _SuiteFile(Document):
