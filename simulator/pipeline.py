@@ -27,6 +27,7 @@ Source:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -216,26 +217,26 @@ def _run(
     _expect("backward_s", backward, forward.shape, "shape of forward_s")
     _expect("activation_s", activation, (plans, borders), "one border between two stages")
     _expect("gradient_s", gradient, (plans, borders), "one border between two stages")
-    used = _counts("stages", width if stages is None else stages, plans, width)
-    microbatches = _counts("num_microbatches", num_microbatches, plans, None)
-    depths = _depths(schedule, warmup, plans, width, used, microbatches)
-    order, starts = group_by_shape(used, microbatches, depths)
+    used = counts("stages", width if stages is None else stages, plans, width)
+    microbatches = counts("num_microbatches", num_microbatches, plans, None)
+    depths = _given_depths(schedule, warmup, plans, width)
+    groups = group_by_shape(plans, used, microbatches, depths)
+    _check_depths(groups)
 
     finish_s = np.zeros((plans, width), kind)
     time_s = np.zeros(plans, kind)
     if schedule in ("1f1b", "gpipe"):
-        block_start, members = _blocks(starts, kernels.ROW_BYTES // kind.itemsize)
-        first_of_block = order[starts[members]]
+        block_start, members = _blocks(groups.starts, kernels.ROW_BYTES // kind.itemsize)
         arguments = (
             forward,
             backward,
             activation,
             gradient,
-            order,
+            groups.order,
             block_start,
-            used[first_of_block],
-            microbatches[first_of_block],
-            np.ascontiguousarray(depths[first_of_block]),
+            groups.stages[members],
+            groups.microbatches[members],
+            groups.warmup[members],
             rule,
         )
 
@@ -246,12 +247,18 @@ def _run(
     else:
         split = _weight_part(weight_s, backward, kind) if schedule == "zero_bubble" else None
         bad = False
-        for first, stop in pairwise(starts.tolist()):
-            group = order[first:stop]
-            shape = int(used[group[0]]), int(microbatches[group[0]]), depths[group[0]]
-            program = compile_program(schedule, *shape, chunks, rule)
-            table = program.durations_s(forward, backward, activation, gradient, split, group)
-            bad |= _run_program(program, table, group, finish_s, time_s)
+        for g, (first, stop) in enumerate(pairwise(groups.starts.tolist())):
+            members = groups.order[first:stop]
+            program = compile_program(
+                schedule,
+                int(groups.stages[g]),
+                int(groups.microbatches[g]),
+                groups.warmup[g],
+                chunks,
+                rule,
+            )
+            table = program.durations_s(forward, backward, activation, gradient, split, members)
+            bad |= _run_program(program, table, members, finish_s, time_s)
     if bad:
         _name_the_bad_duration(
             used,
@@ -292,37 +299,75 @@ def _run_program(
     return bad
 
 
-def group_by_shape(
-    stages: Integers, microbatches: Integers, warmup: Integers
-) -> tuple[Integers, Integers]:
-    """Sorts plans into groups that share stages, micro-batches and warm-up depths.
+@dataclass(frozen=True)
+class Groups:
+    """Plans sorted into groups of one shape: stages, micro-batches and warm-up depths.
 
-    Args:
-        stages: (plans,).
-        microbatches: (plans,).
-        warmup: (plans, width) depths, 0 behind the stages in use.
-
-    Returns:
+    Attributes:
         order: (plans,) plan indices, group by group, each group in ascending order.
         starts: (groups + 1,) borders of the groups in `order`.
+        stages: (groups,).
+        microbatches: (groups,).
+        warmup: (groups, width) depths, no more than the micro-batches allow, 0 where unused.
     """
-    plans = stages.size
-    columns = [column for column in (stages, microbatches, *warmup.T) if np.ptp(column) > 0]
-    if not columns:
-        return np.arange(plans), np.array([0, plans] if plans else [0], dtype=np.int64)
-    key = np.zeros(plans, np.int64)
+
+    order: Integers
+    starts: Integers
+    stages: Integers
+    microbatches: Integers
+    warmup: Integers
+
+
+def group_by_shape(
+    plans: int, stages: Integers, microbatches: Integers, warmup: Integers | int
+) -> Groups:
+    """Sorts plans into groups that one sequence of operations serves.
+
+    Args:
+        plans: Number of plans.
+        stages: Stages in use, () or (plans,).
+        microbatches: () or (plans,).
+        warmup: Depths, (width,) or (plans, width); or the width alone for standard depths.
+    """
+    columns = [column for column in (stages, microbatches) if column.ndim == 1]
+    if not isinstance(warmup, int) and warmup.ndim == 2:
+        columns += list(warmup.T)
+    columns = [column for column in columns if plans and (column != column[0]).any()]
+    if columns:
+        key = _joint_key(columns)
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        starts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1], [True])))
+    else:
+        order = np.arange(plans)
+        starts = np.array([0, plans] if plans else [0], dtype=np.int64)
+    first = order[starts[:-1]]
+    used = np.broadcast_to(stages, (plans,))[first]
+    batches = np.broadcast_to(microbatches, (plans,))[first]
+    if isinstance(warmup, int):
+        depths = used[:, None] - 1 - np.arange(warmup)
+    else:
+        depths = np.broadcast_to(warmup, (plans, warmup.shape[-1]))[first]
+    depths = np.minimum(depths, batches[:, None] - 1)
+    depths = np.where(np.arange(depths.shape[1]) < used[:, None], depths, 0)
+    return Groups(order, starts, used, batches, np.ascontiguousarray(depths))
+
+
+def _joint_key(columns: list[Integers]) -> Integers:
+    """One number per row that equals another's exactly where all columns do."""
+    key = np.zeros(columns[0].size, np.int64)
     radix = 1
     for column in columns:
-        low, size = int(column.min()), int(np.ptp(column)) + 1
+        low = int(column.min())
+        size = int(column.max()) - low + 1
         if radix * size >= 2**62:
             distinct, key = np.unique(key, return_inverse=True)
             radix = distinct.size
-        key = key * size + (column - low)
+        key *= size
+        key += column
+        key -= low
         radix *= size
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    starts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1], [True])))
-    return order, starts
+    return key
 
 
 def _blocks(starts: Integers, lanes: int) -> tuple[Integers, Integers]:
@@ -334,39 +379,34 @@ def _blocks(starts: Integers, lanes: int) -> tuple[Integers, Integers]:
     return np.append(starts[members] + index * lanes, starts[-1]), members
 
 
-def _depths(
-    schedule: str,
-    warmup: ArrayLike | None,
-    plans: int,
-    width: int,
-    stages: Integers,
-    microbatches: Integers,
-) -> Integers:
-    """Warm-up depths (plans, width), no more than the micro-batches allow, 0 where unused."""
-    unused = np.arange(width) >= stages[:, None]
-    if warmup is not None and schedule not in ("1f1b", "zero_bubble"):
-        raise InvalidInput(f"warmup is fixed by the {schedule} schedule; leave it out")
+def _given_depths(
+    schedule: str, warmup: ArrayLike | None, plans: int, width: int
+) -> Integers | int:
+    """Depths as given, the deepest possible for GPipe, or the width alone for standard depths."""
     if schedule == "gpipe":
-        depths = np.broadcast_to(microbatches[:, None], (plans, width))
+        if warmup is None:
+            return np.full(width, np.iinfo(np.int64).max)
     elif warmup is None:
-        depths = stages[:, None] - 1 - np.arange(width)
-    else:
-        depths = whole("warmup", warmup, 0, "micro-batches")
-        if depths.shape not in ((width,), (plans, width)):
-            raise InvalidInput(
-                f"warmup must have shape ({width},) or ({plans}, {width}), got {depths.shape}"
-            )
-        depths = np.broadcast_to(depths, (plans, width))
-    depths = np.minimum(depths, microbatches[:, None] - 1)
-    depths = np.where(unused, 0, depths)
-    rising = np.diff(depths, axis=1) > 0
-    if rising.any():
-        plan = int(np.flatnonzero(rising.any(axis=1))[0])
+        return width
+    if warmup is None or schedule not in ("1f1b", "zero_bubble"):
+        raise InvalidInput(f"warmup is fixed by the {schedule} schedule; leave it out")
+    depths = whole("warmup", warmup, 0, "micro-batches")
+    if depths.shape not in ((width,), (plans, width)):
         raise InvalidInput(
-            "warmup must not increase from one stage to the next (stages would wait for each "
-            f"other for ever), got {depths[plan, : stages[plan]].tolist()} in plan {plan}"
+            f"warmup must have shape ({width},) or ({plans}, {width}), got {depths.shape}"
         )
     return depths
+
+
+def _check_depths(groups: Groups) -> None:
+    rising = (np.diff(groups.warmup, axis=1) > 0).any(axis=1)
+    if rising.any():
+        group = int(np.argmax(rising))
+        raise InvalidInput(
+            "warmup must not increase from one stage to the next (stages would wait for each "
+            f"other for ever), got {groups.warmup[group, : groups.stages[group]].tolist()} "
+            f"in plan {groups.order[groups.starts[group]]}"
+        )
 
 
 def whole(field: str, value: ArrayLike, minimum: int, unit: str = "") -> Integers:
@@ -386,13 +426,18 @@ def whole(field: str, value: ArrayLike, minimum: int, unit: str = "") -> Integer
     return numbers.astype(np.int64)
 
 
-def _counts(field: str, value: ArrayLike, plans: int, maximum: int | None) -> Integers:
-    counts = whole(field, value, 1)
-    if counts.shape not in ((), (plans,)):
-        raise InvalidInput(f"{field} must be one number or shape ({plans},), got {counts.shape}")
-    if maximum is not None and counts.size and counts.max() > maximum:
-        raise InvalidInput(f"{field} must be at most {maximum}, got {counts.max()}")
-    return np.ascontiguousarray(np.broadcast_to(counts, (plans,)))
+def counts(field: str, value: ArrayLike, plans: int, maximum: int | None) -> Integers:
+    """Returns `value` as whole numbers of at least 1, () or (plans,).
+
+    Raises:
+        InvalidInput: Another shape, a fraction, a number below 1 or above `maximum`.
+    """
+    numbers = whole(field, value, 1)
+    if numbers.shape not in ((), (plans,)):
+        raise InvalidInput(f"{field} must be one number or shape ({plans},), got {numbers.shape}")
+    if maximum is not None and numbers.size and numbers.max() > maximum:
+        raise InvalidInput(f"{field} must be at most {maximum}, got {numbers.max()}")
+    return numbers
 
 
 def _array(field: str, value: ArrayLike, kind: np.dtype[Any]) -> Floats:
@@ -422,6 +467,6 @@ def _name_the_bad_duration(stages: Integers, **fields: Floats) -> None:
     for name, values in fields.items():
         border = name in ("activation_s", "gradient_s")
         if values.ndim == 2:
-            values = np.where(np.arange(values.shape[1]) < stages[:, None] - border, values, 0)
+            values = np.where(np.arange(values.shape[1]) < stages[..., None] - border, values, 0)
         at_least(name, values, 0, "s")
     raise InvalidInput("weight_s must be at least 0 s and finite")

@@ -31,6 +31,31 @@ SENDER_BLOCKED = 1
 BOTH_ENDS = 2
 
 
+def _rows(context: Any, builder: Any, array_type: Any, value: Any) -> tuple[Any, Any]:
+    """Load and store of whole rows of a scratch array, given element offsets."""
+    array = cgutils.create_struct_proxy(array_type)(context, builder, value)
+    element = context.get_data_type(array_type.dtype)
+    element_bytes = context.get_abi_sizeof(element)
+    row = ir.VectorType(element, ROW_BYTES // element_bytes).as_pointer()
+
+    def at(offset: Any) -> Any:
+        return builder.bitcast(builder.gep(array.data, [offset]), row)
+
+    def load(offset: Any) -> Any:
+        value = builder.load(at(offset))
+        value.align = element_bytes
+        return value
+
+    def store(value: Any, offset: Any) -> None:
+        builder.store(value, at(offset)).align = element_bytes
+
+    return load, store
+
+
+def _later(builder: Any, first: Any, second: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+
 @intrinsic
 def _advance(
     typing_context: Any, scratch: Any, out: Any, left: Any, right: Any, duration: Any
@@ -40,26 +65,42 @@ def _advance(
     The four numbers are element offsets of rows. Loads come before the store, so rows may coincide.
     A loop over lanes would leave LLVM to prove, at run time and per row, that rows do not overlap.
     """
-    signature = types.void(scratch, types.int64, types.int64, types.int64, types.int64)
+    signature = types.void(scratch, *[types.int64] * 4)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type = signature.args[0]
-        array = cgutils.create_struct_proxy(array_type)(context, builder, arguments[0])
-        element = context.get_data_type(array_type.dtype)
-        element_bytes = context.get_abi_sizeof(element)
-        row = ir.VectorType(element, ROW_BYTES // element_bytes).as_pointer()
-
-        def at(offset: Any) -> Any:
-            return builder.bitcast(builder.gep(array.data, [offset]), row)
-
-        def load(offset: Any) -> Any:
-            value = builder.load(at(offset))
-            value.align = element_bytes
-            return value
-
+        load, store = _rows(context, builder, signature.args[0], arguments[0])
         first, second, added = (load(offset) for offset in arguments[2:])
-        later = builder.select(builder.fcmp_ordered(">", first, second), first, second)
-        builder.store(builder.fadd(later, added), at(arguments[1])).align = element_bytes
+        store(builder.fadd(_later(builder, first, second), added), arguments[1])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _work_and_send(
+    typing_context: Any,
+    scratch: Any,
+    clock: Any,
+    arrival: Any,
+    work: Any,
+    message: Any,
+    before: Any,
+    transfer: Any,
+) -> Any:
+    """Two advances in one: the stage's operation, then the message it sends.
+
+    `clock = max(clock, arrival) + work`, then `message = max(clock, before) + transfer`, where
+    `before` is the message sent before over the same link. The clock stays in registers between the
+    two, which shortens the chain that the next stage waits for.
+    """
+    signature = types.void(scratch, *[types.int64] * 6)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        load, store = _rows(context, builder, signature.args[0], arguments[0])
+        own, first, added, link, travel = (load(arguments[i]) for i in (1, 2, 3, 5, 6))
+        end = builder.fadd(_later(builder, own, first), added)
+        store(end, arguments[1])
+        store(builder.fadd(_later(builder, end, link), travel), arguments[4])
         return context.get_dummy_value()
 
     return signature, generate
@@ -160,7 +201,10 @@ def one_forward_one_backward(
         for i in range(clock_at, ring_at):
             scratch[i] = 0.0
 
-        for step in range(-warmup[0], microbatches):
+        staggered = rule == OVERLAPPED and stages > 1
+        for s in range(last):
+            staggered &= warmup[s] > warmup[s + 1]
+        for step in range(-warmup[0], 1 if staggered else microbatches):
             for s in range(stages):
                 m = step + warmup[s]
                 if m < 0 or m >= microbatches:
@@ -184,7 +228,7 @@ def one_forward_one_backward(
                     written[s] = message
                     message += lanes
                     to_write[s] = ring_start[s] if message == ring_stop[s] else message
-            if step < 0:
+            if step < 0 or staggered:
                 continue
             for s in range(last, -1, -1):
                 clock = clock_at + s * lanes
@@ -201,6 +245,51 @@ def one_forward_one_backward(
                     _advance(scratch, message, clock, message, duration)
                     if rule != OVERLAPPED:
                         _advance(scratch, clock, clock, clock, duration)
+        if staggered:
+            # Depths that fall at every border: a forward's activation was sent in an earlier step,
+            # so a stage may run its backward and its next forward in one go. What is left waiting
+            # from stage to stage is the chain of gradients alone.
+            for step in range(microbatches):
+                for s in range(last, -1, -1):
+                    clock = clock_at + s * lanes
+                    more = step + 1 + warmup[s] < microbatches
+                    arrival = zero_at if s == last else arrival_at + s * lanes
+                    if s > 0:
+                        message = arrival_at + (s - 1) * lanes
+                        _work_and_send(
+                            scratch,
+                            clock,
+                            arrival,
+                            backward_at + s * lanes,
+                            message,
+                            message,
+                            gradient_at + (s - 1) * lanes,
+                        )
+                    else:
+                        _advance(scratch, clock, clock, arrival, backward_at)
+                    if not more:
+                        continue
+                    arrival = zero_at
+                    if s > 0:
+                        arrival = to_read[s - 1]
+                        after = arrival + lanes
+                        to_read[s - 1] = ring_start[s - 1] if after == ring_stop[s - 1] else after
+                    if s < last:
+                        message = to_write[s]
+                        _work_and_send(
+                            scratch,
+                            clock,
+                            arrival,
+                            s * lanes,
+                            message,
+                            written[s],
+                            activation_at + s * lanes,
+                        )
+                        written[s] = message
+                        message += lanes
+                        to_write[s] = ring_start[s] if message == ring_stop[s] else message
+                    else:
+                        _advance(scratch, clock, clock, arrival, s * lanes)
 
         for lane in range(count):
             plan = order[begin + lane]
