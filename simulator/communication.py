@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dtgym.simulator.communication_layers import LayerTables, LayerTimes
-from dtgym.simulator.errors import InvalidInput, one_of
+from dtgym.simulator.errors import InvalidInput, at_least, one_of
 from dtgym.simulator.kernels import communication_window as kernel
 from dtgym.simulator.networks import NETWORK_FIELDS, Network, column
 from dtgym.simulator.threads import map_ranges
@@ -30,6 +30,7 @@ __all__ = [
     "Network",
     "batch_iteration_time_s",
     "column",
+    "exponential_skew_s",
     "iteration_time_s",
     "measured_time_s",
     "mechanism_flags",
@@ -273,6 +274,35 @@ def measured_time_s(
     return time * np.exp(deviation * generator.standard_normal(shape))
 
 
+def exponential_skew_s(
+    mean_s: ArrayLike, workers: int, generator: np.random.Generator, *, size: int | None = None
+) -> NDArray[np.float64]:
+    """Draws how late the slowest of several workers starts: the largest of exponential delays.
+
+    The result is meant for `Network.worker_delay_s`: gradients are ready when the slowest worker
+    has them.
+
+    Args:
+        mean_s: Mean delay of one worker, s.
+        workers: Number of workers.
+        generator: Source of randomness.
+        size: Length of the batch; None follows `mean_s`.
+
+    Raises:
+        InvalidInput: A negative mean or fewer than one worker.
+
+    Example:
+        >>> exponential_skew_s(0.0, 8, np.random.default_rng(0), size=2).tolist()
+        [0.0, 0.0]
+    """
+    mean = at_least("mean_s", mean_s, 0, "s")
+    count = int(at_least("workers", workers, 1))
+    shape = mean.shape if size is None else (size,)
+    # Inverse of the distribution function (1 - exp(-x))^n of the largest.
+    largest = -np.log1p(-(generator.random(shape) ** (1.0 / count)))
+    return mean * largest
+
+
 def run_kernel(
     tables: LayerTables,
     arguments: tuple[NDArray[np.generic], ...],
@@ -287,7 +317,7 @@ def run_kernel(
         tables.layer_counts,
         tables.total_bytes,
         *arguments,
-        ring_entries(tables, *arguments),
+        ring_entries(tables, *arguments, recording=record.shape[0] > 0),
         result,
         record,
     )
@@ -302,6 +332,8 @@ def ring_entries(
     partition: NDArray[np.float64],
     credit: NDArray[np.float64],
     _flags: NDArray[np.int64],
+    *,
+    recording: bool,
 ) -> int:
     """Capacity of the kernel's ring: enough for the configuration with most unfinished pieces.
 
@@ -313,7 +345,9 @@ def ring_entries(
     pieces = np.where(2.0 * credit < total, 2.0 * credit, total) / partition
     bound = 2.0 * (pieces + tables.layer_counts[index] + 2.0)
     by_load = (network[:, kernel.CONGESTION] > 0) | (network[:, kernel.FLOW_PER_BYTE] > 0)
-    largest = float(bound[by_load | (credit < total)].max(initial=64.0))
+    # Without a window that binds, the kernel needs no ring, unless it has pieces to record.
+    uses_window = by_load | (credit < total) | recording
+    largest = float(bound[uses_window].max(initial=64.0))
     if largest > _LARGEST_RING:
         raise InvalidInput(
             f"partition_bytes {partition.min():g} makes too many pieces: more than "
