@@ -64,7 +64,8 @@ class RunSpec:
         budget: Simulator evaluations allowed while preparing; None is no limit.
         episodes: Test episodes per test instance; 0 only prepares.
         validation_episodes: Episodes per training instance for ``eval/mean_reward``; 0 for none.
-        env_id: Environment for an ad-hoc suite of its default instance; empty where `suite` is set.
+        env_id: Environment id: with a suite it must be the suite's (empty is not checked), without
+            one it stands for a suite of its default instance.
     """
 
     suite: str
@@ -81,17 +82,23 @@ class RunSpec:
     @property
     def name(self) -> str:
         """Row label: what the folder and the table call this method."""
-        name = self.label or self.method.rpartition(":")[2].lower()
-        if not NAME.fullmatch(name):
-            raise InvalidInput(
-                f"label of method {self.method} must match {NAME.pattern}; got {name!r}"
-            )
-        return name
+        return row_name(self.method, self.label)
 
     @cached_property
     def loaded_suite(self) -> Suite:
-        """The suite itself."""
-        return suites.load(self.suite) if self.suite else suites.of_environment(self.env_id)
+        """The suite itself.
+
+        Raises:
+            InvalidInput: It does not exist, is malformed, or belongs to another environment.
+        """
+        if not self.suite:
+            return suites.of_environment(self.env_id)
+        suite = suites.load(self.suite)
+        if self.env_id and suite.env_id != self.env_id:
+            raise InvalidInput(
+                f"--env: suite {suite.name} is one of {suite.env_id}, got {self.env_id}"
+            )
+        return suite
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -119,10 +126,35 @@ class RunSpec:
         env = self.loaded_suite.env_id.rpartition(":")[2].replace("/", "-")
         return self.runs / env / self.name / config_hash(self.config) / f"seed{self.seed}"
 
+    def check(self) -> None:
+        """Finds bad input before anything is run.
+
+        Raises:
+            InvalidInput: Anything in the specification that does not exist or does not fit.
+        """
+        assert self.config
+        test_episodes(self.loaded_suite, self.seed, self.episodes)
+
     @property
     def is_finished(self) -> bool:
         """Whether the run has left its result."""
         return (self.folder / RESULT).is_file()
+
+
+def row_name(method: str, label: str = "") -> str:
+    """The label, or the method's name made fit for a folder.
+
+    Raises:
+        InvalidInput: A label that is no plain lower-case name.
+
+    Example:
+        >>> row_name("my_package.tuners:Greedy")
+        'greedy'
+    """
+    name = label or method.rpartition(":")[2].lower()
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"label of method {method} must match {NAME.pattern}; got {name!r}")
+    return name
 
 
 def run(spec: RunSpec, *, resume: bool = False, report: Report | None = None) -> Path:

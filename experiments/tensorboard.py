@@ -29,8 +29,9 @@ from typing import Any, TextIO
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.custom_scalar import summary as custom_scalar
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -113,8 +114,10 @@ class RunLog:
             key: value if isinstance(value, bool | int | float | str) else str(value)
             for key, value in flatten(config).items()
         }
-        summary = hparams.hparams_pb(plain, trial_id=run_name)
-        self._open()[1].add_event(Event(wall_time=time.time(), step=0, summary=_bytes(summary)))
+        message = hparams.hparams_pb(plain, trial_id=run_name)
+        # The plug-in has its own class for the same message.
+        summary = Summary.FromString(message.SerializeToString())
+        self._open()[1].add_event(Event(wall_time=time.time(), step=0, summary=summary))
 
     def close(self) -> None:
         """Flushes and closes both files."""
@@ -147,9 +150,18 @@ def write_layout(root: Path) -> None:
     layout = layout_pb2.Layout(
         category=[layout_pb2.Category(title="all methods, by simulator evaluations", chart=charts)]
     )
+    # The plug-in's own helper needs TensorFlow; its message is a string tensor.
+    value = Summary.Value(
+        tag=metadata.CONFIG_SUMMARY_TAG,
+        metadata=metadata.create_summary_metadata(),
+        tensor=TensorProto(
+            dtype="DT_STRING",
+            string_val=[layout.SerializeToString()],
+            tensor_shape=TensorShapeProto(),
+        ),
+    )
     writer = EventFileWriter(str(folder))
-    summary = _bytes(custom_scalar.pb(layout))
-    writer.add_event(Event(wall_time=time.time(), step=0, summary=summary))
+    writer.add_event(Event(wall_time=time.time(), step=0, summary=Summary(value=[value])))
     writer.close()
 
 
@@ -168,8 +180,3 @@ def _rows(path: Path) -> list[list[str]]:
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     return list(csv.reader(whole.splitlines()))[1:]
-
-
-def _bytes(summary: Any) -> Summary:
-    """A summary of the plug-ins as the writer's own message class."""
-    return Summary.FromString(summary.SerializeToString())
