@@ -164,6 +164,20 @@ def _remove(keys: Any, jobs: Any, size: int, key: int, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _first_waiting(
+    keys: Any, jobs: Any, waiting: Any, base: Any, index: int, is_running: Any, key: Any
+) -> int:
+    """First waiting job of a gang size, after dropping entries of an older level; -1 if none."""
+    while waiting[index] > 0:
+        job = jobs[base[index]]
+        if not is_running[job] and keys[base[index]] == key[job]:
+            return job
+        _pop(keys, jobs, base[index], waiting[index])
+        waiting[index] -= 1
+    return -1
+
+
+@njit(cache=True, nogil=True)
 def _level_alarm(now: int, attained: int, gpus: int, bound: int, step_ms: int) -> int:
     """First instant of the clock's grid at which attained service exceeds `bound`.
 
@@ -238,6 +252,7 @@ def run_preemptive(
     base = np.zeros(classes + 1, np.int64)
     for job in range(jobs):
         base[gang_class[job] + 1] += copies
+        waited_ms[job] = 0
     for index in range(classes):
         base[index + 1] += base[index]
     heap_key = np.empty(jobs * copies, np.int64)
@@ -251,15 +266,15 @@ def run_preemptive(
     running = 0
     is_running = np.zeros(jobs, np.bool_)
     # Remaining work while waiting; what was attained when the present stretch began.
-    remaining = duration_ms.copy()
-    idle_since_ms = submit_ms.copy()
+    remaining = np.empty(jobs, np.int64)
+    idle_since_ms = np.empty(jobs, np.int64)
     attained = np.zeros(jobs, np.int64)
     level = np.zeros(jobs, np.int64)
     key = np.zeros(jobs, np.int64)
 
     alarm_ms = np.empty(jobs, np.int64)
     alarm_heap = np.empty(jobs, np.int64)
-    alarm_spot = np.full(jobs, -1, np.int64)
+    alarm_spot = np.empty(jobs, np.int64)
     alarms = 0
 
     free = total_gpus
@@ -276,35 +291,38 @@ def run_preemptive(
         while alarms > 0 and alarm_ms[alarm_heap[0]] == now:
             job = alarm_heap[0]
             events += 1
-            if is_running[job] and finish_ms[job] == now:
-                alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, NEVER)
-                _remove(run_key, run_job, running, key[job], job)
-                running -= 1
-                is_running[job] = False
-                free += gpus[job]
-                continue
-            # A change of level, possibly of a job that lost its GPUs within the clock's step.
+            when = NEVER
             service = attained[job]
             if is_running[job]:
-                service += (now - last_start_ms[job]) * gpus[job]
                 _remove(run_key, run_job, running, key[job], job)
-            while level[job] < levels - 1 and service > level_bound[level[job]]:
-                level[job] += 1
-            key[job] = level_key[level[job]]
-            when = NEVER
-            if is_running[job]:
-                _insert(run_key, run_job, running - 1, key[job], job)
-                when = finish_ms[job]
-                if level[job] < levels - 1:
-                    bound = level_bound[level[job]]
-                    when = min(when, _level_alarm(now, service, gpus[job], bound, level_step_ms))
+                running -= 1
+                service += (now - last_start_ms[job]) * gpus[job]
+            if is_running[job] and finish_ms[job] == now:
+                is_running[job] = False
+                free += gpus[job]
             else:
-                index = gang_class[job]
-                _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
-                waiting[index] += 1
+                # A change of level, perhaps of a job that lost its GPUs within the clock's step.
+                while level[job] < levels - 1 and service > level_bound[level[job]]:
+                    level[job] += 1
+                key[job] = level_key[level[job]]
+                if is_running[job]:
+                    _insert(run_key, run_job, running, key[job], job)
+                    running += 1
+                    when = finish_ms[job]
+                    if level[job] < levels - 1:
+                        bound = level_bound[level[job]]
+                        step = _level_alarm(now, service, gpus[job], bound, level_step_ms)
+                        when = min(when, step)
+                else:
+                    index = gang_class[job]
+                    _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+                    waiting[index] += 1
             alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
         while arrived < jobs and submit_ms[arrived] == now:
             job = arrived
+            remaining[job] = duration_ms[job]
+            idle_since_ms[job] = now
+            alarm_spot[job] = -1
             if key_kind == REMAINING:
                 key[job] = remaining[job]
             elif key_kind == REMAINING_GPU_TIME:
@@ -340,15 +358,11 @@ def run_preemptive(
             chosen_job = np.int64(-1)
             chosen_after = 0
             for index in range(classes):
-                while waiting[index] > 0:
-                    job = heap_job[base[index]]
-                    if not is_running[job] and heap_key[base[index]] == key[job]:
-                        break
-                    _pop(heap_key, heap_job, base[index], waiting[index])
-                    waiting[index] -= 1
                 if waiting[index] == 0:
                     continue
-                job = heap_job[base[index]]
+                job = _first_waiting(heap_key, heap_job, waiting, base, index, is_running, key)
+                if job < 0:
+                    continue
                 value = key[job] + shift
                 if chosen >= 0 and not _before(value, job, chosen_key, chosen_job):
                     continue
@@ -423,15 +437,11 @@ def run_preemptive(
                 for index in range(classes):
                     if class_gpus[index] > room:
                         break
-                    while waiting[index] > 0:
-                        job = heap_job[base[index]]
-                        if not is_running[job] and heap_key[base[index]] == key[job]:
-                            break
-                        _pop(heap_key, heap_job, base[index], waiting[index])
-                        waiting[index] -= 1
                     if waiting[index] == 0:
                         continue
-                    job = heap_job[base[index]]
+                    job = _first_waiting(heap_key, heap_job, waiting, base, index, is_running, key)
+                    if job < 0:
+                        continue
                     value = key[job] + shift
                     if next_job < 0 or _before(value, job, next_key, next_job):
                         next_key = value
@@ -456,7 +466,9 @@ def run_preemptive(
                 if log_segments:
                     if segment_count == segments.shape[0]:
                         grown = np.empty((2 * segment_count + 64, 3), np.int64)
-                        grown[:segment_count] = segments
+                        for row in range(segment_count):
+                            for column in range(3):
+                                grown[row, column] = segments[row, column]
                         segments = grown
                     segments[segment_count, 0] = job
                     segments[segment_count, 1] = last_start_ms[job]
@@ -476,11 +488,8 @@ def run_preemptive(
                     and level[job] < levels - 1
                     and attained[job] > level_bound[level[job]]
                 )
-                if not late:
-                    alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, NEVER)
-                else:
-                    when = -((-now) // level_step_ms) * level_step_ms
-                    alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+                when = -((-now) // level_step_ms) * level_step_ms if late else NEVER
+                alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
                 index = gang_class[job]
                 _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
                 waiting[index] += 1
@@ -524,7 +533,6 @@ def run_preemptive_batch(
     segment_base = np.zeros(events.shape[0] + 1, np.int64)
     for case in range(events.shape[0]):
         low, high = case_base[case], case_base[case + 1]
-        waited_ms[low:high] = 0
         events[case], segments, segment_base[case + 1] = run_preemptive(
             submit_ms[low:high],
             duration_ms[low:high],

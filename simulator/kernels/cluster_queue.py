@@ -287,9 +287,13 @@ def run_queue(
     heap = np.empty(jobs, np.int64)
     waiting = np.zeros(classes, np.int64)
     shut = np.zeros(classes, np.bool_)
-    free = node_gpus.copy()
-    taken = np.empty(free.shape[0], np.int64)
-    total_free = free.sum()
+    nodes = node_gpus.shape[0]
+    free = np.empty(nodes, np.int64)
+    taken = np.empty(nodes, np.int64)
+    total_free = 0
+    for node in range(nodes):
+        free[node] = node_gpus[node]
+        total_free += node_gpus[node]
     finish_times = np.empty(jobs, np.int64)
     finish_jobs = np.empty(jobs, np.int64)
     running = 0
@@ -312,7 +316,8 @@ def run_queue(
                 for place in range(place_base[job], place_base[job] + place_count[job]):
                     free[place_node[place]] += place_gpus[place]
         if released:
-            shut[:] = False
+            for index in range(classes):
+                shut[index] = False
         while arrived < jobs and submit_ms[arrived] == now:
             index = gang_class[arrived] if skip else 0
             push_rank(heap, base[index], waiting[index], rank[arrived])
