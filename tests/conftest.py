@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,21 @@ settings.load_profile("dtgym")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# The toy environment and toy methods of tests/support, importable here and in spawned workers.
+SUPPORT = Path(__file__).resolve().parent / "support"
+sys.path.insert(0, str(SUPPORT))
+
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def support() -> Path:
+    """The folder of test helpers; put it on PYTHONPATH of a child process that needs them."""
+    return SUPPORT
 
 
 @pytest.fixture(scope="session")
