@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtgym.experiments.validation import Report
-from dtgym.simulator import cluster
+from dtgym.simulator import cluster, job_speed
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.jobs import JobTable
 from dtgym.simulator.outcome import Outcome
 
 CASES = {"g1_philly_ee9e8c_14d": 8, "g2_philly_6c71a0_2000": 5}
 """Golden cases and their number of 8-GPU nodes."""
+
+
+BLOX_CORES = np.array([1, 2, 3, 4, 5, 6, 9, 12])
+"""Cores per GPU of the first eight levels of the published CPU tables."""
+BLOX_NAMES = {"resnet18": "res18", "resnet50": "res50"}
+BLOX_TOLERANCE = 0.05
+MURI_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,58 @@ def validate(data: Path | None) -> Report:
             f"mean JCT {row['mean_jct_s']:.1f} s" + ("" if equal else "  <- DIFFERS")
         )
     report.figures["goldens"] = rows
+    _validate_speed_model(data, report)
     return report
+
+
+def _validate_speed_model(data: Path, report: Report) -> None:
+    """Adds the checks of the speed model against published profiles."""
+    rows = blox_row_errors(data)
+    worst = max(rows.values())
+    report.passed &= worst <= BLOX_TOLERANCE
+    report.figures["blox_cpu_rows_largest_error"] = rows
+    report.lines.append(
+        f"CPU curves: largest error {worst:.1%} over the 1-GPU rows of {len(rows)} models "
+        f"(bar {BLOX_TOLERANCE:.0%})"
+    )
+    errors = muri_iteration_errors(data)
+    report.passed &= errors["sum"] <= MURI_TOLERANCE
+    report.figures["muri_iteration_mape"] = errors
+    report.lines.append(
+        f"Iteration times: mean error {errors['sum']:.1%} as the sum of stages "
+        f"(bar {MURI_TOLERANCE:.0%}), {errors['max']:.1%} as the longest stage"
+    )
+
+
+def blox_row_errors(data: Path) -> dict[str, float]:
+    """Largest relative error of each CPU curve over the rows of its published 1-GPU table."""
+    path = data / "profiles" / "blox_synergy_profiles.json.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as stream:
+            tables = json.load(stream)
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read as gzipped JSON: {error}") from error
+    errors: dict[str, float] = {}
+    for curve in job_speed.cpu_curves().values():
+        published = np.array(tables[BLOX_NAMES.get(curve.model, curve.model) + "_1"]["tput"])[:8, 0]
+        errors[curve.model] = float(np.abs(curve.speed(BLOX_CORES) / published - 1).max())
+    return errors
+
+
+def muri_iteration_errors(data: Path) -> dict[str, float]:
+    """Mean relative error of predicted iterations over the published (model, GPUs) points."""
+    path = data / "profiles" / "muri_stage_times_ms.csv.gz"
+    columns = read_columns(path, text=("model_name",))
+    stages = np.zeros((len(columns["iteration_time"]), len(job_speed.STAGES)))
+    # Published stage 0 is the host side (storage and CPU together), 1 the GPU, 2 the network.
+    for published, stage in enumerate(("cpu", "gpu", "network")):
+        stages[:, job_speed.STAGES.index(stage)] = columns[f"resource_time_{published}"] / 1000
+    measured_s = columns["iteration_time"] / 1000
+    overlaps = {"sum": 0.0, "max": 1.0, "overlap_0.0": 0.0, "overlap_0.5": 0.5, "overlap_1.0": 1.0}
+    return {
+        name: float(np.mean(np.abs(job_speed.iteration_s(stages, overlap) / measured_s - 1)))
+        for name, overlap in overlaps.items()
+    }
 
 
 def compare(
@@ -136,8 +195,8 @@ def read_jobs(path: Path) -> JobTable:
         raise InvalidInput(f"{path}: column {error.args[0]} is missing") from error
 
 
-def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Reads a gzipped CSV of numbers as columns."""
+def read_columns(path: Path, *, text: tuple[str, ...] = ()) -> dict[str, NDArray[np.float64]]:
+    """Reads a gzipped CSV of numbers as columns, without those named in `text`."""
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as stream:
             reader = csv.DictReader(stream)
@@ -147,6 +206,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     if not rows:
         raise InvalidInput(f"{path}: holds no rows")
     try:
-        return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+        names = [name for name in rows[0] if name not in text]
+        return {name: np.array([float(row[name]) for row in rows]) for name in names}
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{path}: every column must be numbers: {error}") from error

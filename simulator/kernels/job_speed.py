@@ -1,0 +1,95 @@
+"""Kernel of the speed model: device functions for other kernels, and loops over batches of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+COMPUTE_CONTENTION = 0.332
+"""Speed lost per unit of summed SM utilisation above 1."""
+MEMORY_CONTENTION = 0.035
+"""Speed lost per unit of summed memory-bandwidth utilisation."""
+SLOWEST_SHARED = 0.1
+"""Least speed that the linear fit is allowed to give."""
+
+
+@njit(cache=True, nogil=True)
+def combine_stages(io_s: float, cpu_s: float, gpu_s: float, net_s: float, overlap: float) -> float:
+    """(1 - overlap) x sum + overlap x largest of the four stages, seconds."""
+    total = io_s + cpu_s + gpu_s + net_s
+    largest = max(max(io_s, cpu_s), max(gpu_s, net_s))
+    return (1.0 - overlap) * total + overlap * largest
+
+
+@njit(cache=True, nogil=True)
+def cpu_stage_shape(cores: float, squared: float, linear: float, constant: float) -> float:
+    """Length of the CPU stage on `cores` per GPU, up to a factor."""
+    return squared / (cores * cores) + linear / cores + constant
+
+
+@njit(cache=True, nogil=True)
+def shared_gpu_speed(compute: float, memory: float) -> float:
+    """Speed of each of several jobs on one GPU relative to running alone."""
+    speed = 1.0 - COMPUTE_CONTENTION * max(0.0, compute - 1.0) - MEMORY_CONTENTION * memory
+    return max(speed, SLOWEST_SHARED)
+
+
+@njit(cache=True, nogil=True)
+def relative_speeds(
+    stage_s: Any,
+    overlap: Any,
+    cpu_curve: Any,
+    cores_asked: Any,
+    cores_given: Any,
+    io_share: Any,
+    gpu_speed: Any,
+    network_share: Any,
+    out: Any,
+) -> None:
+    """Speed of each job relative to its own request on the reference GPU; arguments (jobs, ...)."""
+    for job in range(stage_s.shape[0]):
+        io_s, cpu_s, gpu_s, net_s = (
+            stage_s[job, 0],
+            stage_s[job, 1],
+            stage_s[job, 2],
+            stage_s[job, 3],
+        )
+        asked_s = combine_stages(io_s, cpu_s, gpu_s, net_s, overlap[job])
+        scale = 1.0
+        if cores_asked[job] > 0:
+            scale = cpu_stage_shape(
+                cores_given[job], cpu_curve[job, 0], cpu_curve[job, 1], cpu_curve[job, 2]
+            ) / cpu_stage_shape(
+                cores_asked[job], cpu_curve[job, 0], cpu_curve[job, 1], cpu_curve[job, 2]
+            )
+        given_s = combine_stages(
+            io_s / io_share[job],
+            cpu_s * scale,
+            gpu_s / gpu_speed[job],
+            net_s / network_share[job],
+            overlap[job],
+        )
+        out[job] = asked_s / given_s if given_s > 0 else 1.0
+
+
+@njit(cache=True, nogil=True)
+def interleaved_period(stage_a: Any, stage_b: Any) -> float:
+    """Shortest period in which two jobs that take turns on the stages finish an iteration each.
+
+    The jobs run through the stages in the same order, one of them some stages behind; a slot lasts
+    as long as the longer of the two stages that meet in it.
+
+    Args:
+        stage_a: Stages of one job, (stages,), seconds.
+        stage_b: Stages of the other, (stages,).
+    """
+    stages = stage_a.shape[0]
+    best = np.inf
+    for behind in range(1, stages):
+        period = 0.0
+        for slot in range(stages):
+            period += max(stage_a[slot], stage_b[(slot + behind) % stages])
+        best = min(best, period)
+    return best
