@@ -98,10 +98,17 @@ def mix(keys: NDArray[np.uint64], counters: ArrayLike) -> NDArray[np.uint64]:
     """
     positions = np.asarray(counters).astype(np.uint64) + np.uint64(1)
     with np.errstate(over="ignore"):
+        # In place from here on: a batch of episodes draws millions of these at once.
         state = np.atleast_1d(keys) + positions * GOLDEN_GAMMA
-        state = (state ^ (state >> np.uint64(30))) * _FIRST_MULTIPLIER
-        state = (state ^ (state >> np.uint64(27))) * _SECOND_MULTIPLIER
-    return state ^ (state >> np.uint64(31))
+        shifted = state >> np.uint64(30)
+        state ^= shifted
+        state *= _FIRST_MULTIPLIER
+        np.right_shift(state, np.uint64(27), out=shifted)
+        state ^= shifted
+        state *= _SECOND_MULTIPLIER
+        np.right_shift(state, np.uint64(31), out=shifted)
+        state ^= shifted
+    return state
 
 
 def uniform(keys: NDArray[np.uint64], counters: ArrayLike) -> NDArray[np.float64]:
@@ -112,7 +119,11 @@ def uniform(keys: NDArray[np.uint64], counters: ArrayLike) -> NDArray[np.float64
         >>> bool(abs(draws.mean() - 0.5) < 0.005 and draws.max() < 1)
         True
     """
-    return (mix(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    bits = mix(keys, counters)
+    bits >>= np.uint64(11)
+    draws = bits.astype(np.float64)
+    draws *= 2.0**-53
+    return draws
 
 
 def generator(episode_key: np.uint64 | int) -> np.random.Generator:

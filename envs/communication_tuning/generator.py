@@ -182,10 +182,13 @@ def noise(keys: NDArray[np.uint64], states: int, channels: int) -> NDArray[np.fl
     Returns:
         float64, (episodes, states, channels).
     """
-    counters = np.arange(states * channels).reshape(states, channels) * 2 + _NOISE
-    radius = seeding.uniform(keys[:, None, None], counters)
-    angle = seeding.uniform(keys[:, None, None], counters + 1)
-    return np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * np.pi * angle)
+    pairs = (channels + 1) // 2
+    counters = np.arange(states * pairs).reshape(states, pairs) * 2 + _NOISE
+    radius = np.sqrt(-2.0 * np.log1p(-seeding.uniform(keys[:, None, None], counters)))
+    angle = 2.0 * np.pi * seeding.uniform(keys[:, None, None], counters + 1)
+    # Box and Muller: each pair of uniform numbers gives two independent normal ones.
+    normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=2)
+    return normal[..., :channels]
 
 
 def draw_models(keys: NDArray[np.uint64], models: int) -> NDArray[np.int64]:

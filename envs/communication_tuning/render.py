@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dtgym.simulator.communication_mechanisms import MECHANISMS
 from dtgym.simulator.communication_timeline import Timeline
 from dtgym.simulator.communication_timeline import timeline as simulate_timeline
-from dtgym.simulator.networks import NETWORK_FIELDS, Network
+from dtgym.simulator.networks import Network
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,25 +78,28 @@ def picture(dynamics: TuningDynamics, index: int) -> NDArray[np.uint8]:
     sizes.step(steps, past[:, _CREDIT] / 1e6, where="mid", color="C2", label="credit")
     sizes.set(ylabel="MB", yscale="log", xlim=(0, dynamics.parameters.horizon), xlabel="step")
     sizes.legend(loc="lower left", fontsize="small")
-    _draw_timeline(pieces, timeline(dynamics, index))
+    _draw_timeline(pieces, timeline(dynamics, index), dynamics.parameters.architecture)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _draw_timeline(axes: Axes, iteration: Timeline) -> None:
-    """One row each for compute, upload and download; colour stands for the layer."""
+def _draw_timeline(axes: Axes, iteration: Timeline, architecture: str) -> None:
+    """One row each for compute and the channels; colour stands for the layer."""
     from matplotlib import colormaps
 
     layers = len(iteration.forward_end_s)
     colour = colormaps["viridis"]
     every = np.arange(layers)
-    rows = (
-        (2, every, iteration.backward_start_s, iteration.backward_end_s),
-        (2, every, iteration.forward_start_s, iteration.forward_end_s),
-        (1, iteration.layer, iteration.upload_start_s, iteration.upload_end_s),
-        (0, iteration.layer, iteration.download_start_s, iteration.download_end_s),
+    tracks = (
+        ["compute", "all-reduce"] if architecture == "allreduce" else ["compute", "push", "pull"]
     )
-    for height, layer, start_s, end_s in rows:
+    rows = (
+        (0, every, iteration.backward_start_s, iteration.backward_end_s),
+        (0, every, iteration.forward_start_s, iteration.forward_end_s),
+        (1, iteration.layer, iteration.upload_start_s, iteration.upload_end_s),
+        (2, iteration.layer, iteration.download_start_s, iteration.download_end_s),
+    )
+    for height, layer, start_s, end_s in rows[: len(tracks) + 1]:
         axes.barh(
             np.full(len(layer), height),
             (end_s - start_s) * 1e3,
@@ -105,4 +108,5 @@ def _draw_timeline(axes: Axes, iteration: Timeline) -> None:
             height=0.8,
         )
     axes.set(xlabel="one iteration (ms); colour: layer", xlim=(0, iteration.iteration_time_s * 1e3))
-    axes.set_yticks([0, 1, 2], ["download", "upload", "compute"])
+    axes.set_yticks(range(len(tracks)), tracks)
+    axes.invert_yaxis()

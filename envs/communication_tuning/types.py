@@ -17,12 +17,11 @@ from dtgym.simulator.communication_mechanisms import (
 )
 from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
 
-PARTITION_GRID_BYTES = tuple(DEFAULT_PARTITION_BYTES * 2.0**k for k in range(-3, 6))
-"""0.5 to 128 MB: holds the release's tuning range for all-reduce (8 to 128 MB), its default,
-BytePS's 4 MB and PyTorch's 25 MB buckets."""
+PARTITION_GRID_BYTES = tuple(DEFAULT_PARTITION_BYTES * 2.0**k for k in range(-2, 7))
 CREDIT_GRID_BYTES = tuple(DEFAULT_CREDIT_BYTES * 2.0**k for k in range(-4, 5))
-"""1 to 256 MB: holds the release's tuning ranges (parameter server 4 to 64 MB, all-reduce 16 to
-256 MB) and a window below the smallest bandwidth-delay product."""
+"""1 to 256 MB on both axes. Holds the default, BytePS's 4 MB, PyTorch's 25 MB, the release's tuning
+ranges (partition 8 to 128 MB; credit 4 to 64 MB with a parameter server and 16 to 256 MB with
+all-reduce), and a window below the smallest bandwidth-delay product."""
 
 ACTION_MODES = ("grid", "delta")
 ITERATIONS_UNTIL_PARTITION_APPLIES = 10
