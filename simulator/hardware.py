@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dtgym.simulator.errors import InvalidInput, above, at_least
+from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
 
 if TYPE_CHECKING:
     from dtgym.simulator.hardware_files import Catalogue
 
 PRECISIONS = ("fp32", "half", "fp8", "fp4")
 """Arithmetic of the matrix units: full, 16-bit (fp16 or bf16), 8-bit and 4-bit floats."""
+
+ARCHITECTURES = ("volta", "ampere", "hopper", "blackwell", "other")
+"""Kinds of matrix units with an efficiency of their own (Turing counts as volta, Ada as ampere)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,8 @@ class Accelerator:
         multiprocessors: Number of streaming multiprocessors or compute units; 0 if unknown.
         in_switch_reduction: Whether the node's switch adds up all-reduces (NVLink SHARP).
         power_fraction: Power limit over the board's usual limit; 1 where it is not capped.
+        architecture: One of `ARCHITECTURES`.
+        matmul_ceiling: Best 16-bit matrix product found by search over the peak; 0 if unknown.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Accelerator:
     multiprocessors: int = 0
     in_switch_reduction: bool = False
     power_fraction: float = 1.0
+    architecture: str = "other"
+    matmul_ceiling: float = 0.0
 
     def __post_init__(self) -> None:
         for name, unit in (("half_flop_per_s", "FLOP/s"), ("memory_bytes", "bytes")):
@@ -73,6 +80,8 @@ class Accelerator:
         at_least("Accelerator.peer_bytes_per_s", self.peer_bytes_per_s, 0, "bytes/s")
         at_least("Accelerator.multiprocessors", self.multiprocessors, 0)
         above("Accelerator.power_fraction", self.power_fraction, 0)
+        at_least("Accelerator.matmul_ceiling", self.matmul_ceiling, 0)
+        one_of("Accelerator.architecture", self.architecture, ARCHITECTURES)
 
     def peak_flop_per_s(self, precision: str) -> float:
         """Peak rate of matrix products at `precision`, one of `PRECISIONS`.

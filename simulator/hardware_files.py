@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import yaml
@@ -61,6 +61,8 @@ class AcceleratorDocument(_Strict):
     multiprocessors: Count = 0
     in_switch_reduction: bool = False
     power_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    architecture: Literal["volta", "ampere", "hopper", "blackwell", "other"] = "other"
+    matmul_ceiling: Annotated[float, Field(ge=0, le=1)] = 0.0
     source: dict[str, str] | str = ""
 
     def build(self) -> Accelerator:
@@ -78,6 +80,8 @@ class AcceleratorDocument(_Strict):
             multiprocessors=self.multiprocessors,
             in_switch_reduction=self.in_switch_reduction,
             power_fraction=self.power_fraction,
+            architecture=self.architecture,
+            matmul_ceiling=self.matmul_ceiling,
         )
 
 
@@ -339,6 +343,8 @@ def _accelerator_yaml(item: Accelerator) -> dict[str, Any]:
         "multiprocessors": item.multiprocessors,
         "in_switch_reduction": item.in_switch_reduction,
         "power_fraction": item.power_fraction,
+        "architecture": item.architecture,
+        "matmul_ceiling": item.matmul_ceiling,
     }
 
 
