@@ -196,102 +196,51 @@ def stage_costs(problem: Problem, plans: Plans) -> StageCosts:
     if plans.spread is not None and plans.spread.shape[2] != problem.clusters:
         raise InvalidInput(f"Plans.spread must have {problem.clusters} clusters on its last axis")
     count, width = plans.cluster.shape
-    stage_arrays = [np.zeros((count, width)) for _ in range(6)]
-    forward_s, backward_s, synchronise_s, update_s, memory_bytes, slack_bytes = stage_arrays
-    activation_s, gradient_s = np.zeros((count, width - 1)), np.zeros((count, width - 1))
-    usd_per_s, traffic_usd = np.zeros(count), np.zeros(count)
+    out = np.zeros((6, count, width))
+    borders = np.zeros((2, count, width - 1))
+    money = np.zeros((2, count))
     microbatches = np.empty(count, np.int64)
     reason, reason_stage = np.empty(count, np.int8), np.empty(count, np.int8)
-    tables, given = problem.tables, problem.assumptions
-    settings = np.array(
-        [
-            BORDER_FLOWS.index(given.border_flows),
-            WIRES.index(given.compute_wire),
-            given.weight_bytes,
-            given.gradient_bytes,
-            given.optimizer_bytes,
-            given.synchronised_bytes,
-            given.reserve_bytes,
-            given.border_buffers,
-            given.memory_fraction,
-            float(given.spanning),
-        ]
-    )
+    given = problem.assumptions
     arguments = (
-        (
-            tables.layers,
-            tables.forward_s,
-            tables.backward_s,
-            tables.selective_s,
-            tables.update_s,
-            tables.parameters,
-            tables.activation_bytes,
-            tables.largest_activation_bytes,
-            tables.output_elements,
-        ),
-        tables.lookup,
-        (
-            problem.row,
-            problem.global_batch,
-            problem.nodes,
-            problem.gpus_per_node,
-            problem.memory_bytes,
-            problem.memory_bytes_per_s,
-            problem.gpu_usd_per_hour,
-        ),
-        (
-            problem.intra_bytes_per_s,
-            problem.inter_bytes_per_s,
-            problem.intra_latency_s,
-            problem.inter_latency_s,
-            problem.wan_bytes_per_s,
-            problem.wan_delay_s,
-            problem.wan_usd_per_byte,
-        ),
-        (
-            plans.instance,
-            plans.stages,
-            plans.cluster,
-            plans.gpus,
-            plans.tp,
-            plans.bound,
-            plans.microbatch,
-            plans.wire,
-            plans.warmup,
-            plans.recompute,
-            plans.zero,
-        ),
+        *problem.tables.packed,
+        *problem.tables.lookup,
+        *problem.packed,
+        problem.global_batch,
+        plans.instance,
+        plans.stages,
+        plans.cluster,
+        plans.gpus,
+        plans.tp,
+        plans.bound,
+        plans.microbatch,
+        plans.wire,
+        plans.warmup,
+        plans.recompute,
+        plans.zero,
         np.zeros((0, 0, 0), np.int32) if plans.spread is None else plans.spread,
-        settings,
+        given.packed,
         np.array(given.wire_bytes_per_element),
-    )
-    results = (
-        microbatches,
-        (forward_s, backward_s),
-        (synchronise_s, update_s),
-        (activation_s, gradient_s),
-        (memory_bytes, slack_bytes),
-        (usd_per_s, traffic_usd),
-        reason,
-        reason_stage,
     )
 
     def run(first: int, last: int) -> None:
-        kernels.stage_costs(*arguments, first, last, *results)
+        kernels.stage_costs(
+            *arguments, first, last, out, borders, money, microbatches, reason, reason_stage
+        )
 
     map_ranges(run, count, _MINIMUM_PLANS)
     return StageCosts(
         microbatches=microbatches,
-        forward_s=forward_s,
-        backward_s=backward_s,
-        activation_s=activation_s,
-        gradient_s=gradient_s,
-        synchronise_s=synchronise_s,
-        update_s=update_s,
-        memory_bytes=memory_bytes,
-        slack_bytes=slack_bytes,
-        usd_per_s=usd_per_s,
-        traffic_usd=traffic_usd,
+        forward_s=out[kernels.OUT_FORWARD],
+        backward_s=out[kernels.OUT_BACKWARD],
+        activation_s=borders[kernels.OUT_ACTIVATION],
+        gradient_s=borders[kernels.OUT_GRADIENT],
+        synchronise_s=out[kernels.OUT_SYNCHRONISE],
+        update_s=out[kernels.OUT_UPDATE],
+        memory_bytes=out[kernels.OUT_MEMORY],
+        slack_bytes=out[kernels.OUT_SLACK],
+        usd_per_s=money[kernels.OUT_USD_PER_S],
+        traffic_usd=money[kernels.OUT_TRAFFIC],
         reason=reason,
         reason_stage=reason_stage,
     )

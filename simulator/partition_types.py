@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dtgym.simulator import pipeline
 from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
+from dtgym.simulator.kernels.partition_stages import CLUSTER_COLUMNS
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int32]
@@ -100,6 +101,19 @@ class CostTables:
             raise InvalidInput(f"CostTables.layers must have shape ({rows},)")
 
     @cached_property
+    def packed(self) -> tuple[Floats, Floats, Floats]:
+        """Times, amounts and largest layers as the kernel takes them."""
+        times = (self.forward_s, self.backward_s, self.selective_s)
+        output = np.broadcast_to(self.output_elements[:, None], self.update_s.shape)
+        stored = np.moveaxis(self.activation_bytes, 1, -1)
+        amounts = np.stack((self.update_s, self.parameters, output), axis=-1)
+        return (
+            np.stack(times, axis=-1),
+            np.ascontiguousarray(np.concatenate((amounts, stored), axis=-1)),
+            self.largest_activation_bytes,
+        )
+
+    @cached_property
     def lookup(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
         """Index of each tensor-parallel size; lower index and part upwards of each sample count.
 
@@ -163,6 +177,24 @@ class Assumptions:
         at_least("Assumptions.reserve_bytes", self.reserve_bytes, 0, "bytes")
         at_least("Assumptions.border_buffers", self.border_buffers, 0)
         above("Assumptions.memory_fraction", self.memory_fraction, 0)
+
+    @cached_property
+    def packed(self) -> Floats:
+        """The numbers as the kernel takes them."""
+        return np.array(
+            [
+                BORDER_FLOWS.index(self.border_flows),
+                WIRES.index(self.compute_wire),
+                self.weight_bytes,
+                self.gradient_bytes,
+                self.optimizer_bytes,
+                self.synchronised_bytes,
+                self.reserve_bytes,
+                self.border_buffers,
+                self.memory_fraction,
+                float(self.spanning),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -250,6 +282,14 @@ class Problem:
         """(I, C) accelerators of each cluster; 0 where padded."""
         counts = self.nodes.astype(np.int64) * self.gpus_per_node
         return np.where(self.row >= 0, counts, 0)
+
+    @cached_property
+    def packed(self) -> tuple[Floats, Floats]:
+        """Clusters and wide-area links as the kernel takes them."""
+        layers = np.where(self.row >= 0, self.tables.layers[self.row], 0)
+        columns = [layers if name == "layers" else getattr(self, name) for name in CLUSTER_COLUMNS]
+        wan = (self.wan_bytes_per_s, self.wan_delay_s, self.wan_usd_per_byte)
+        return np.stack(columns, axis=-1).astype(np.float64), np.stack(wan, axis=-1)
 
     def take(self, instances: ArrayLike) -> Problem:
         """The problem with the given instances only, in that order."""

@@ -1,8 +1,9 @@
 """Numba kernel of the partition evaluator: what the stages of each plan cost.
 
-One loop over plans, a stage at a time: look up prefix sums, add transfers, synchronisation, update
-and memory, and stop at the first rule a plan breaks. Meaning, units and axes of every array are
-those of `partition.Problem`, `partition.Plans` and `partition.StageCosts`.
+One loop over plans, a stage at a time: check the rules, look up prefix sums, add transfers,
+synchronisation, update and memory. Meaning and units of the quantities are those of
+`partition.Problem`, `partition.Plans` and `partition.StageCosts`; arrays are packed, because every
+array that a Numba function takes costs compile time.
 """
 
 from __future__ import annotations
@@ -28,91 +29,109 @@ SINGLE = 0
 REPLICA_FLOWS = 1
 RANK_FLOWS = 2
 
+# Columns of the packed arrays.
+CLUSTER_COLUMNS = (
+    "row",
+    "layers",
+    "nodes",
+    "gpus_per_node",
+    "memory_bytes",
+    "memory_bytes_per_s",
+    "intra_bytes_per_s",
+    "inter_bytes_per_s",
+    "intra_latency_s",
+    "inter_latency_s",
+    "gpu_usd_per_hour",
+)
+ROW, TOP, NODES, PER_NODE, CAPACITY, MEMORY_RATE = range(6)
+INTRA_RATE, INTER_RATE, INTRA_LATENCY, INTER_LATENCY, PRICE = range(6, 11)
+WAN_RATE, WAN_DELAY, WAN_PRICE = range(3)
+FORWARD, BACKWARD, SELECTIVE = range(3)
+UPDATE, PARAMETERS, OUTPUT, STORED = range(4)
+OUT_FORWARD, OUT_BACKWARD, OUT_SYNCHRONISE, OUT_UPDATE, OUT_MEMORY, OUT_SLACK = range(6)
+OUT_ACTIVATION, OUT_GRADIENT = range(2)
+OUT_USD_PER_S, OUT_TRAFFIC = range(2)
 
-@njit(inline="always")
-def _between(table, low, part, start, stop):
-    """Sum over the layers from `start` to `stop`, between two numbers of samples."""
-    value = table[low, stop] - table[low, start]
-    if part > 0.0:
-        value += part * (table[low + 1, stop] - table[low + 1, start] - value)
-    return value
 
-
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def stage_costs(
-    tables,
-    lookup,
+    times,
+    amounts,
+    largest_bytes,
+    tensor_index,
+    sample_low,
+    sample_part,
     clusters,
-    network,
-    plans,
+    wan,
+    global_batch,
+    instance,
+    stages,
+    cluster,
+    gpus,
+    tp,
+    bound,
+    microbatch,
+    wire,
+    warmup,
+    recompute,
+    zero,
     spread,
     settings,
     wire_bytes,
     first,
     last,
-    microbatches,
-    times,
-    once,
+    out,
     borders,
-    memory,
     money,
+    microbatches,
     reason,
     reason_stage,
 ):
     """Fills the costs of plans `first` to `last` - 1.
 
     Args:
-        tables: (layers, forward, backward, selective, update, parameters, activation bytes,
-            largest activation bytes, output elements) of `CostTables`.
-        lookup: (index of a tensor-parallel size or -1, lower index of a number of samples or -1,
-            part of the way to the next).
-        clusters: (row, global batch, nodes, gpus per node, memory, memory bandwidth, price).
-        network: (intra bandwidth, inter bandwidth, intra latency, inter latency, wide-area
-            bandwidth, wide-area delay, wide-area price).
-        plans: (instance, stages, cluster, gpus, tp, bound, microbatch, wire, warmup, recompute,
-            zero).
+        times: (rows, tensor sizes, samples, layers + 1, 3) prefix sums of forward, backward and
+            selective recompute.
+        amounts: (rows, tensor sizes, layers + 1, 6) prefix sums of update and parameters, output
+            elements of the border, prefix sums of stored bytes by recompute.
+        largest_bytes: (rows, tensor sizes) stored bytes of the largest layer.
+        tensor_index: Index of each tensor-parallel size, -1 where there is none.
+        sample_low: Lower index of each number of samples, -1 where there is none.
+        sample_part: Part of the way to the next index.
+        clusters: (instances, clusters, columns), see `CLUSTER_COLUMNS`.
+        wan: (instances, clusters, clusters, 3) bandwidth, delay, price.
+        global_batch: (instances,).
+        instance: (plans,); this and the following as in `Plans`.
+        stages: (plans,).
+        cluster: (plans, stages).
+        gpus: (plans, stages).
+        tp: (plans, stages).
+        bound: (plans, stages + 1).
+        microbatch: (plans,).
+        wire: (plans, stages - 1).
+        warmup: (plans, stages).
+        recompute: (plans, stages).
+        zero: (plans, stages).
         spread: (plans, stages, clusters), or no plans where no stage spans clusters.
-        settings: Numbers of `Assumptions`: flows, compute wire, bytes of weights, gradients,
-            optimizer, synchronised gradients, reserve, border buffers, memory fraction, spanning.
+        settings: Flows, compute wire, bytes of weights, gradients, optimizer, synchronised
+            gradients, reserve, border buffers, memory fraction, spanning.
         wire_bytes: Bytes per element by wire.
         first: First plan of this call.
         last: Behind the last plan of this call.
+        out: (6, plans, stages) out, zeros: forward, backward, synchronise, update, memory, slack.
+        borders: (2, plans, stages - 1) out, zeros: activation, gradient.
+        money: (2, plans) out, zeros: USD per s, USD of traffic.
         microbatches: (plans,) out.
-        times: (forward, backward), each (plans, stages) out.
-        once: (synchronise, update), each (plans, stages) out.
-        borders: (activation, gradient), each (plans, stages - 1) out.
-        memory: (bytes, slack), each (plans, stages) out.
-        money: (usd per s, traffic usd), each (plans,) out.
         reason: (plans,) out.
         reason_stage: (plans,) out.
     """
-    (
-        table_layers,
-        forward_table,
-        backward_table,
-        selective_table,
-        update_table,
-        parameter_table,
-        activation_table,
-        largest_table,
-        output_table,
-    ) = tables
-    tensor_index, sample_low, sample_part = lookup
-    row, global_batch, nodes, gpus_per_node, capacity, memory_rate, gpu_price = clusters
-    intra_rate, inter_rate, intra_latency, inter_latency, wan_rate, wan_delay, wan_price = network
-    instance, stages, cluster, gpus, tp, bound, microbatch, wire, warmup, recompute, zero = plans
-    forward_s, backward_s = times
-    synchronise_s, update_s = once
-    activation_s, gradient_s = borders
-    memory_bytes, slack_bytes = memory
-    usd_per_s, traffic_usd = money
     flows = int(settings[0])
     compute_wire = int(settings[1])
     weight, gradient, optimizer, synchronised = settings[2], settings[3], settings[4], settings[5]
-    reserve, buffers, fraction, spanning = settings[6], settings[7], settings[8], settings[9]
-    count = row.shape[1]
+    reserve, buffers, fill, spanning = settings[6], settings[7], settings[8], settings[9]
+    count = clusters.shape[1]
     width = cluster.shape[1]
-    spreads = spread.shape[0] > 0
+    spans = spread.shape[0] > 0
     placed = np.zeros(count, np.int64)
     share = np.zeros((width, count), np.int64)
     first_node = np.zeros((width, count), np.int64)
@@ -127,11 +146,11 @@ def stage_costs(
         top = 0
         for c in range(count):
             placed[c] = 0
-            if row[i, c] >= 0:
-                top = table_layers[row[i, c]]
+            if clusters[i, c, ROW] >= 0:
+                top = int(clusters[i, c, TOP])
         if bound[plan, 0] != 0 or bound[plan, used] != top:
             why = LAYERS
-        if batch < 1 or global_batch[i] % batch != 0:
+        if why == FEASIBLE and (batch < 1 or global_batch[i] % batch != 0):
             why = MICROBATCH
         m = global_batch[i] // batch if why == FEASIBLE else 1
         microbatches[plan] = m
@@ -146,175 +165,174 @@ def stage_costs(
             home = cluster[plan, s]
             n = gpus[plan, s]
             t = tp[plan, s]
+            at = s
             if bound[plan, s + 1] <= bound[plan, s]:
                 why = LAYERS
-            elif (
-                home < 0
-                or home >= count
-                or row[i, home] < 0
-                or ((s == 0 or home != cluster[plan, s - 1]) and (seen >> home) & 1)
-            ):
+                break
+            if home < 0 or home >= count or clusters[i, home, ROW] < 0:
                 why = CLUSTER
-            elif n < 1:
-                why = GPUS
-            elif t < 1 or n % t != 0:
-                why = TENSOR
-            elif batch % (n // t) != 0:
-                why = REPLICAS
-            elif warmup[plan, s] < 0 or (
-                s > 0 and min(warmup[plan, s], m - 1) > min(warmup[plan, s - 1], m - 1)
-            ):
-                why = WARMUP
-            elif (
-                recompute[plan, s] < 0
-                or recompute[plan, s] > 2
-                or zero[plan, s] < 0
-                or zero[plan, s] > 3
-                or (s < used - 1 and (wire[plan, s] < 0 or wire[plan, s] >= wire_bytes.size))
-            ):
-                why = CODE
-            if why != FEASIBLE:
-                at = s
+                break
+            if (s == 0 or home != cluster[plan, s - 1]) and (seen >> home) & 1:
+                why = CLUSTER
                 break
             seen |= 1 << home
+            if n < 1:
+                why = GPUS
+                break
+            if t < 1 or n % t != 0:
+                why = TENSOR
+                break
+            if batch % (n // t) != 0:
+                why = REPLICAS
+                break
+            depth = min(warmup[plan, s], m - 1)
+            if depth < 0 or (s > 0 and depth > min(warmup[plan, s - 1], m - 1)):
+                why = WARMUP
+                break
+            if not (0 <= recompute[plan, s] <= 2 and 0 <= zero[plan, s] <= 3):
+                why = CODE
+                break
+            if s < used - 1 and not 0 <= wire[plan, s] < wire_bytes.size:
+                why = CODE
+                break
             total = 0
             members = 0
-            for c in range(count):
-                part = n if c == home else 0
-                if spreads:
-                    part = spread[plan, s, c]
+            for c in range(0 if spans else home, count if spans else home + 1):
+                part = spread[plan, s, c] if spans else n
                 share[s, c] = part
                 if part == 0:
                     continue
                 total += part
                 members += 1
-                if part < 0 or row[i, c] < 0:
+                per_node = int(clusters[i, c, PER_NODE])
+                if part < 0 or clusters[i, c, ROW] < 0:
                     why = GPUS
-                elif part % t != 0 or gpus_per_node[i, c] % t != 0:
+                elif part % t != 0 or per_node % t != 0:
                     why = TENSOR
                 else:
                     # A tensor-parallel group never straddles two nodes.
                     begin = (placed[c] + t - 1) // t * t
                     placed[c] = begin + part
-                    if placed[c] > nodes[i, c] * gpus_per_node[i, c]:
+                    if placed[c] > clusters[i, c, NODES] * per_node:
                         why = GPUS
-                    first_node[s, c] = begin // gpus_per_node[i, c]
-                    last_node[s, c] = (placed[c] - 1) // gpus_per_node[i, c]
-                    usd += part * gpu_price[i, c] / 3600.0
-            if why == FEASIBLE:
-                if total != n or share[s, home] == 0:
-                    why = GPUS
-                elif members > 1 and spanning == 0.0:
-                    why = SPAN
-            if why != FEASIBLE:
-                at = s
+                    first_node[s, c] = begin // per_node
+                    last_node[s, c] = (begin + part - 1) // per_node
+                    usd += part * clusters[i, c, PRICE] / 3600.0
+            if why == FEASIBLE and (total != n or share[s, home] == 0):
+                why = GPUS
+            if why == FEASIBLE and members > 1 and spanning == 0.0:
+                why = SPAN
 
         # Time and memory of each stage.
         for s in range(used):
             if why != FEASIBLE:
                 break
+            at = s
             home = cluster[plan, s]
             t = tp[plan, s]
             replicas = gpus[plan, s] // t
             samples = batch // replicas
-            t_index = tensor_index[t] if t < tensor_index.size else -1
+            k = tensor_index[t] if t < tensor_index.size else -1
             low = sample_low[samples] if samples < sample_low.size else -1
-            if t_index < 0 or low < 0:
+            if k < 0 or low < 0:
                 why = PROFILE
-                at = s
                 break
-            fraction_up = sample_part[samples]
+            up = sample_part[samples]
             start = bound[plan, s]
             stop = bound[plan, s + 1]
-            r = row[i, home]
             kind = recompute[plan, s]
-            f = 0.0
-            b = 0.0
-            update = 0.0
-            for c in range(count):
-                if share[s, c] == 0:
-                    continue
-                other = row[i, c]
-                own_f = _between(forward_table[other, t_index], low, fraction_up, start, stop)
-                own_b = _between(backward_table[other, t_index], low, fraction_up, start, stop)
-                if kind == 1:
-                    own_b += _between(
-                        selective_table[other, t_index], low, fraction_up, start, stop
-                    )
-                elif kind == 2:
-                    own_b += own_f
-                # Not-a-number must survive: the negated comparison lets it through.
-                if not own_f <= f:
-                    f = own_f
-                if not own_b <= b:
-                    b = own_b
-                own = update_table[other, t_index, stop] - update_table[other, t_index, start]
-                if not own <= update:
-                    update = own
-            parameters = parameter_table[r, t_index, stop] - parameter_table[r, t_index, start]
-            stored = (
-                activation_table[r, kind, t_index, stop] - activation_table[r, kind, t_index, start]
-            )
             level = zero[plan, s]
-            if level >= 1:
-                update /= replicas
-            if not (
-                f >= 0.0 and b >= 0.0 and update >= 0.0 and parameters >= 0.0 and stored >= 0.0
-            ):
-                why = PROFILE
-                at = s
-                break
-            forward_s[plan, s] = f
-            backward_s[plan, s] = b
-            update_s[plan, s] = update
-
-            # Gradients: a ring inside each cluster, and across clusters a ring of the shards.
+            r = int(clusters[i, home, ROW])
+            parameters = amounts[r, k, stop, PARAMETERS] - amounts[r, k, start, PARAMETERS]
+            stored = amounts[r, k, stop, STORED + kind] - amounts[r, k, start, STORED + kind]
             message = parameters * synchronised
-            rounds = 1.5 if level == 3 else 1.0
-            inside = 0.0
-            members = 0
-            narrowest = np.inf
-            longest = 0.0
-            for c in range(count):
-                if share[s, c] == 0:
+            forward = 0.0
+            backward = 0.0
+            update = 0.0
+            ring_time = 0.0
+            room = np.inf
+            for c in range(0 if spans else home, count if spans else home + 1):
+                part = share[s, c]
+                if part == 0:
                     continue
-                members += 1
-                ring = share[s, c] // t
+                r = int(clusters[i, c, ROW])
+                f = times[r, k, low, stop, FORWARD] - times[r, k, low, start, FORWARD]
+                b = times[r, k, low, stop, BACKWARD] - times[r, k, low, start, BACKWARD]
+                if kind == 1:
+                    b += times[r, k, low, stop, SELECTIVE] - times[r, k, low, start, SELECTIVE]
+                elif kind == 2:
+                    b += f
+                if up > 0.0:
+                    high = low + 1
+                    f2 = times[r, k, high, stop, FORWARD] - times[r, k, high, start, FORWARD]
+                    b2 = times[r, k, high, stop, BACKWARD] - times[r, k, high, start, BACKWARD]
+                    if kind == 1:
+                        b2 += (
+                            times[r, k, high, stop, SELECTIVE] - times[r, k, high, start, SELECTIVE]
+                        )
+                    elif kind == 2:
+                        b2 += f2
+                    f += up * (f2 - f)
+                    b += up * (b2 - b)
+                u = amounts[r, k, stop, UPDATE] - amounts[r, k, start, UPDATE]
+                # Not-a-number must survive: the negated comparisons let it through.
+                if not f <= forward:
+                    forward = f
+                if not b <= backward:
+                    backward = b
+                if not u <= update:
+                    update = u
+                room = min(room, clusters[i, c, CAPACITY])
+                ring = part // t
                 if ring > 1:
-                    if first_node[s, c] == last_node[s, c]:
-                        rate = intra_rate[i, c]
-                        latency = intra_latency[i, c]
-                    else:
-                        rate = inter_rate[i, c]
-                        latency = inter_latency[i, c]
+                    rate = clusters[i, c, INTRA_RATE]
+                    latency = clusters[i, c, INTRA_LATENCY]
+                    if first_node[s, c] != last_node[s, c]:
+                        rate = clusters[i, c, INTER_RATE]
+                        latency = clusters[i, c, INTER_LATENCY]
                         if flows != SINGLE:
                             # The rings of a node's tensor ranks share its network between them.
-                            rate *= max(1, min(gpus_per_node[i, c], share[s, c]) // t)
+                            rate *= max(1, min(int(clusters[i, c, PER_NODE]), part) // t)
                     if rate <= 0.0:
                         why = LINK
-                        at = s
                         break
-                    inside = max(inside, 2 * (ring - 1) * (latency + message / (ring * rate)))
-                for d in range(count):
-                    if d != c and share[s, d] > 0:
-                        narrowest = min(narrowest, wan_rate[i, c, d])
-                        longest = max(longest, wan_delay[i, c, d])
+                    ring_time = max(ring_time, 2 * (ring - 1) * (latency + message / (ring * rate)))
             if why != FEASIBLE:
                 break
-            if members > 1:
-                if narrowest <= 0.0:
-                    why = LINK
-                    at = s
-                    break
-                whole = message * t
-                inside += 2 * (members - 1) * (longest + whole / (members * narrowest))
+            if not (
+                forward >= 0.0
+                and backward >= 0.0
+                and update >= 0.0
+                and parameters >= 0.0
+                and stored >= 0.0
+            ):
+                why = PROFILE
+                break
+            if spans:
+                members = 0
+                rate = np.inf
+                latency = 0.0
                 for c in range(count):
+                    if share[s, c] == 0:
+                        continue
+                    members += 1
                     for d in range(count):
-                        if share[s, c] > 0 and share[s, d] > 0 and d != c:
-                            traffic += 2 * whole / members * wan_price[i, c, d]
-            synchronise_s[plan, s] = rounds * inside
-
-            if level >= 3:
+                        if d != c and share[s, d] > 0:
+                            rate = min(rate, wan[i, c, d, WAN_RATE])
+                            latency = max(latency, wan[i, c, d, WAN_DELAY])
+                if rate <= 0.0:
+                    why = LINK
+                    break
+                if members > 1:
+                    # Shards of all tensor ranks go round a ring of the clusters.
+                    shard = message * t / members
+                    ring_time += 2 * (members - 1) * (latency + shard / rate)
+                    for c in range(count):
+                        for d in range(count):
+                            if share[s, c] > 0 and share[s, d] > 0 and d != c:
+                                traffic += 2 * shard * wan[i, c, d, WAN_PRICE]
+            if level == 3:
+                ring_time *= 1.5
                 state = (weight + gradient + optimizer) / replicas
             elif level == 2:
                 state = weight + (gradient + optimizer) / replicas
@@ -322,29 +340,32 @@ def stage_costs(
                 state = weight + gradient + optimizer / replicas
             else:
                 state = weight + gradient + optimizer
+            r = int(clusters[i, home, ROW])
             need = reserve + parameters * state
             need += stored * samples * min(warmup[plan, s] + 1, m)
             if kind == 2:
-                need += largest_table[r, t_index] * samples
+                need += largest_bytes[r, k] * samples
             element = wire_bytes[compute_wire] * samples * buffers
             if s > 0:
-                need += element * output_table[r, start]
+                need += element * amounts[r, k, start, OUTPUT]
             if s < used - 1:
-                need += element * output_table[r, stop]
-            memory_bytes[plan, s] = need
-            smallest = np.inf
-            for c in range(count):
-                if share[s, c] > 0:
-                    smallest = min(smallest, capacity[i, c])
-            slack_bytes[plan, s] = smallest * fraction - need
+                need += element * amounts[r, k, stop, OUTPUT]
+            out[OUT_FORWARD, plan, s] = forward
+            out[OUT_BACKWARD, plan, s] = backward
+            out[OUT_SYNCHRONISE, plan, s] = ring_time
+            out[OUT_UPDATE, plan, s] = update / replicas if level >= 1 else update
+            out[OUT_MEMORY, plan, s] = need
+            out[OUT_SLACK, plan, s] = room * fill - need
 
         # Borders.
         for s in range(used - 1):
             if why != FEASIBLE:
                 break
+            at = s
             c = cluster[plan, s]
             d = cluster[plan, s + 1]
-            elements = output_table[row[i, c], bound[plan, s + 1]]
+            k = tensor_index[tp[plan, s]]
+            elements = amounts[int(clusters[i, c, ROW]), k, bound[plan, s + 1], OUTPUT]
             code = wire[plan, s]
             message = batch * elements * wire_bytes[code]
             left = gpus[plan, s] // tp[plan, s]
@@ -352,76 +373,71 @@ def stage_costs(
             if code != compute_wire:
                 # Read and write once on each side, on the accelerators that compute.
                 for side in range(2):
-                    own = d if side else c
                     pieces = right if side else left
                     if flows == RANK_FLOWS:
                         pieces *= tp[plan, s + side]
                     size = batch * elements * wire_bytes[compute_wire] / pieces
-                    conversion = 2 * size / memory_rate[i, own]
-                    forward_s[plan, s + side] += conversion
-                    backward_s[plan, s + side] += conversion
-            same = spreads
-            if spreads:
+                    conversion = 2 * size / clusters[i, d if side else c, MEMORY_RATE]
+                    out[OUT_FORWARD, plan, s + side] += conversion
+                    out[OUT_BACKWARD, plan, s + side] += conversion
+            local = c == d
+            if spans:
+                local = True
                 for e in range(count):
-                    same = same and (share[s, e] > 0) == (share[s + 1, e] > 0)
-            if c == d or same:
-                # Every cluster passes its own part on, the slowest is waited for.
+                    local = local and (share[s, e] > 0) == (share[s + 1, e] > 0)
+            if local:
+                # Every cluster passes its own part on; the slowest is waited for.
                 transfer = 0.0
-                for e in range(count):
-                    if share[s, e] == 0 or share[s + 1, e] == 0:
+                for e in range(0 if spans else c, count if spans else c + 1):
+                    if share[s, e] == 0:
                         continue
                     mine = share[s, e] // tp[plan, s]
-                    theirs = share[s + 1, e] // tp[plan, s + 1]
                     parallel = 1
                     if flows == REPLICA_FLOWS:
-                        parallel = min(mine, theirs)
+                        parallel = min(mine, share[s + 1, e] // tp[plan, s + 1])
                     elif flows == RANK_FLOWS:
                         parallel = min(share[s, e], share[s + 1, e])
+                    rate = clusters[i, e, INTER_RATE]
+                    latency = clusters[i, e, INTER_LATENCY]
                     if (
                         first_node[s, e] == last_node[s + 1, e]
                         and first_node[s, e] == last_node[s, e]
                     ):
-                        rate = intra_rate[i, e]
-                        latency = intra_latency[i, e]
-                    else:
-                        rate = inter_rate[i, e]
-                        latency = inter_latency[i, e]
+                        rate = clusters[i, e, INTRA_RATE]
+                        latency = clusters[i, e, INTRA_LATENCY]
                     if rate <= 0.0:
                         why = LINK
-                        at = s
                         break
-                    size = message * mine / left / parallel
-                    transfer = max(transfer, latency + size / rate)
-                activation_s[plan, s] = transfer
-                gradient_s[plan, s] = transfer
-            elif wan_rate[i, c, d] <= 0.0 or wan_rate[i, d, c] <= 0.0:
+                    transfer = max(transfer, latency + message * mine / left / (parallel * rate))
+                borders[OUT_ACTIVATION, plan, s] = transfer
+                borders[OUT_GRADIENT, plan, s] = transfer
+            elif wan[i, c, d, WAN_RATE] <= 0.0 or wan[i, d, c, WAN_RATE] <= 0.0:
                 why = LINK
-                at = s
             else:
-                activation_s[plan, s] = wan_delay[i, c, d] + message / wan_rate[i, c, d]
-                gradient_s[plan, s] = wan_delay[i, d, c] + message / wan_rate[i, d, c]
-                traffic += m * message * (wan_price[i, c, d] + wan_price[i, d, c])
+                borders[OUT_ACTIVATION, plan, s] = (
+                    wan[i, c, d, WAN_DELAY] + message / wan[i, c, d, WAN_RATE]
+                )
+                borders[OUT_GRADIENT, plan, s] = (
+                    wan[i, d, c, WAN_DELAY] + message / wan[i, d, c, WAN_RATE]
+                )
+                traffic += m * message * (wan[i, c, d, WAN_PRICE] + wan[i, d, c, WAN_PRICE])
 
         if why == FEASIBLE:
+            at = -1
             for s in range(used):
-                if slack_bytes[plan, s] < 0.0 and (
-                    at < 0 or slack_bytes[plan, s] < slack_bytes[plan, at]
-                ):
+                slack = out[OUT_SLACK, plan, s]
+                if slack < 0.0 and (at < 0 or slack < out[OUT_SLACK, plan, at]):
                     why = MEMORY
                     at = s
-            usd_per_s[plan] = usd
-            traffic_usd[plan] = traffic
+            money[OUT_USD_PER_S, plan] = usd
+            money[OUT_TRAFFIC, plan] = traffic
         else:
-            for s in range(used):
-                forward_s[plan, s] = 0.0
-                backward_s[plan, s] = 0.0
-                update_s[plan, s] = 0.0
-                synchronise_s[plan, s] = 0.0
-                memory_bytes[plan, s] = 0.0
-                slack_bytes[plan, s] = 0.0
-            for s in range(used - 1):
-                activation_s[plan, s] = 0.0
-                gradient_s[plan, s] = 0.0
+            for field in range(out.shape[0]):
+                for s in range(used):
+                    out[field, plan, s] = 0.0
+            for field in range(borders.shape[0]):
+                for s in range(used - 1):
+                    borders[field, plan, s] = 0.0
         reason[plan] = why
         reason_stage[plan] = at
 
