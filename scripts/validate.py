@@ -27,7 +27,8 @@ class Arguments:
     json: bool = False
     """Print one JSON object with `passed` instead of text."""
     fit: bool = False
-    """Target `measured` only: fit the physical constants on the rows marked train, store them."""
+    """Target `measured`: fit the physical constants on the rows marked train, store them. Target
+    `bytescheduler`: fit the constants anew, compare hypotheses, predict held-out points."""
 
 
 def main(arguments: Arguments) -> int:
