@@ -64,9 +64,11 @@ def picture(dynamics: TuningDynamics, index: int) -> NDArray[np.uint8]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure((_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DOTS_PER_INCH, layout="constrained")
+    figure = Figure((_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DOTS_PER_INCH)
     canvas = FigureCanvasAgg(figure)
-    times, sizes, pieces = figure.subplots(3, 1)
+    # Fixed margins: matplotlib's automatic layouts take longer than the drawing.
+    margins = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.08, "hspace": 0.3}
+    times, sizes, pieces = figure.subplots(3, 1, gridspec_kw=margins)
     figure.suptitle(text(dynamics, index).splitlines()[0])
     past = dynamics.history[index, : dynamics.time[index] + 1]
     steps = np.arange(len(past))
@@ -100,13 +102,8 @@ def _draw_timeline(axes: Axes, iteration: Timeline, architecture: str) -> None:
         (2, iteration.layer, iteration.download_start_s, iteration.download_end_s),
     )
     for height, layer, start_s, end_s in rows[: len(tracks) + 1]:
-        axes.barh(
-            np.full(len(layer), height),
-            (end_s - start_s) * 1e3,
-            left=start_s * 1e3,
-            color=colour(layer / max(layers - 1, 1)),
-            height=0.8,
-        )
+        spans = np.stack([start_s, end_s - start_s], axis=1) * 1e3
+        axes.broken_barh(spans, (height - 0.4, 0.8), color=colour(layer / max(layers - 1, 1)))
     axes.set(xlabel="one iteration (ms); colour: layer", xlim=(0, iteration.iteration_time_s * 1e3))
     axes.set_yticks(range(len(tracks)), tracks)
     axes.invert_yaxis()
