@@ -280,11 +280,13 @@ class _Spacing:
     """Even spacing of `times` moments over `total` steps, from `done` on."""
 
     def __init__(self, total: int, times: int, done: int) -> None:
-        self._every = total / times if times else float("inf")
-        self._next = (done // self._every + 1) * self._every if times else float("inf")
+        self._total = total
+        self._times = times
+        self._moment = self._moment_at(done)
 
     def is_due(self, steps: int) -> bool:
-        if steps < self._next:
-            return False
-        self._next = (steps // self._every + 1) * self._every
-        return True
+        before, self._moment = self._moment, self._moment_at(steps)
+        return self._moment > before
+
+    def _moment_at(self, steps: int) -> int:
+        return steps * self._times // self._total

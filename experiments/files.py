@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,16 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # A fixed name: what a kill leaves behind is used up by the next write of the same file.
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with temporary.open("wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        # mkstemp makes files for the owner only; results are meant to be shared.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -8,6 +8,7 @@ A run lives in ``<runs>/<env>/<method>/<config-hash8>/seed<k>/``:
 ``events.*``        the same for TensorBoard
 ``solutions.jsonl`` one replayable record for every test episode
 ``timing.json``     wall times, measured: never part of what a resumed sweep must reproduce
+``provenance.json`` versions, git revision and machine; not part of it either
 ``result.json``     outcome of every test episode; written last, so its presence means "finished"
 ==================  ==============================================================================
 
@@ -43,6 +44,7 @@ Report = Callable[[float], None]
 """Called with the part of a run that is done, from 0 to 1."""
 
 RESULT = "result.json"
+PROVENANCE = "provenance.json"
 RECENT_EPISODES = 100
 """Episodes in the running mean of ``rollout/ep_rew_mean``, as in Stable-Baselines3."""
 PREPARATION_SHARE = 0.9
@@ -210,14 +212,20 @@ def run(spec: RunSpec, *, resume: bool = False, report: Report | None = None) ->
         },
     )
     write_json(
+        folder / PROVENANCE,
+        {
+            "versions": provenance.versions(),
+            "git_revision": provenance.git_revision(),
+            "machine": provenance.machine(),
+        },
+    )
+    write_json(
         folder / RESULT,
         {
             "format": 1,
             "oracle": method.oracle,
             "preparation_evaluations": budget.spent_evaluations,
             "validation_mean_objective": log.latest.get("eval/mean_reward"),
-            "versions": provenance.versions(),
-            "git_revision": provenance.git_revision(),
             "episodes": [
                 {
                     "instance": instance.name,

@@ -216,9 +216,9 @@ def markdown(result: TableResult) -> str:
     )
     parts = [
         f"# {table.title}",
-        f"Suite `{table.suite}`: {len(result.instances)} test instances, {seeds} run "
-        f"seed{'s' * (seeds > 1)}, {episodes} unseen episodes each, the same for every method. "
-        f"Score: {table.score.name}; higher is better. IQM: interquartile mean. Intervals: 95 % "
+        f"Suite `{suites.load(table.suite).name}`: {len(result.instances)} test instances, "
+        f"{seeds} run seed{'s' * (seeds > 1)}, {episodes} unseen episodes each, the same for every "
+        f"method. Score: {table.score.name}; higher is better. IQM: interquartile mean. Intervals: 95 % "
         f"bootstrap, {scope}.",
         _grid(header, body),
         *(["\n".join(f"- {line}." for line in result.statements)] if result.statements else []),
@@ -305,13 +305,13 @@ def _per_seed(result: TableResult) -> str:
 def _manifest(result: TableResult, specs: Sequence[RunSpec], command: str) -> dict[str, Any]:
     table = result.table
     suite = suites.load(table.suite)
-    runs = [run for row in result.rows for run in row.runs]
+    revisions = {read_json(spec.folder / runner.PROVENANCE)["git_revision"] for spec in specs}
     return {
         "table": result.name,
         "title": table.title,
         "command": command,
         "git_revision": provenance.git_revision(),
-        "git_revisions_of_runs": sorted({run["git_revision"] for run in runs}),
+        "git_revisions_of_runs": sorted(revisions),
         "versions": provenance.versions(),
         "machine": provenance.machine(),
         "suite": {"name": suite.name, "version": suite.version, "digest": suite.digest},
