@@ -34,7 +34,11 @@ SYNCHRONISATION = ("stage", "barrier")
 
 BORDER_FLOWS = ("single", "replicas", "ranks")
 """Parallel flows of a transfer inside a cluster: one, one per replica, one per accelerator; the
-smaller of the two sides counts."""
+smaller of the two sides counts. With ``single`` a gradient ring is one flow per node as well."""
+
+WAN_PIPES = ("shared", "replica")
+"""Whether all replicas' messages between two clusters share one pipe (a wide-area link), or each
+replica has its own (clusters in one building, whose nodes reach each other directly)."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ class Assumptions:
         overlap: Overlap rule of `pipeline.OVERLAP_RULES`.
         synchronisation: One of `SYNCHRONISATION`.
         border_flows: One of `BORDER_FLOWS`.
+        wan_pipes: One of `WAN_PIPES`.
         compute_wire: Precision of activations as computed, one of `WIRES`; any other wire costs a
             conversion on both sides.
         wire_bytes_per_element: Bytes by wire, in the order of `WIRES`.
@@ -153,6 +158,7 @@ class Assumptions:
     overlap: str = "overlapped"
     synchronisation: str = "stage"
     border_flows: str = "replicas"
+    wan_pipes: str = "shared"
     compute_wire: str = "bf16"
     wire_bytes_per_element: tuple[float, ...] = WIRE_BYTES_PER_ELEMENT
     weight_bytes: float = 2.0
@@ -168,6 +174,7 @@ class Assumptions:
         one_of("Assumptions.overlap", self.overlap, pipeline.OVERLAP_RULES)
         one_of("Assumptions.synchronisation", self.synchronisation, SYNCHRONISATION)
         one_of("Assumptions.border_flows", self.border_flows, BORDER_FLOWS)
+        one_of("Assumptions.wan_pipes", self.wan_pipes, WAN_PIPES)
         one_of("Assumptions.compute_wire", self.compute_wire, WIRES)
         if len(self.wire_bytes_per_element) != len(WIRES):
             raise InvalidInput(f"Assumptions.wire_bytes_per_element must hold {len(WIRES)} numbers")
@@ -193,6 +200,7 @@ class Assumptions:
                 self.border_buffers,
                 self.memory_fraction,
                 float(self.spanning),
+                WAN_PIPES.index(self.wan_pipes),
             ]
         )
 
@@ -210,7 +218,7 @@ class Problem:
         memory_bytes: (I, C) of one accelerator.
         memory_bytes_per_s: (I, C) its bandwidth, for precision conversion; inf makes that free.
         intra_bytes_per_s: (I, C) one accelerator to another of its node, one direction.
-        inter_bytes_per_s: (I, C) one accelerator's share of its node's network, one direction.
+        inter_bytes_per_s: (I, C) one flow between two nodes, one direction.
         intra_latency_s: (I, C) per message.
         inter_latency_s: (I, C) per message.
         wan_bytes_per_s: (I, C, C) from cluster to cluster, one pipe shared by all replicas; 0 where
@@ -219,6 +227,8 @@ class Problem:
         gpu_usd_per_hour: (I, C) price of one accelerator.
         wan_usd_per_byte: (I, C, C) price of traffic from cluster to cluster.
         assumptions: What is taken for granted.
+        network_bytes_per_s: (I, C) all flows of a node together, one direction; None stands for
+            one flow at full rate per accelerator.
     """
 
     tables: CostTables
@@ -237,8 +247,12 @@ class Problem:
     gpu_usd_per_hour: Floats
     wan_usd_per_byte: Floats
     assumptions: Assumptions = field(default_factory=Assumptions)
+    network_bytes_per_s: Floats | None = None
 
     def __post_init__(self) -> None:
+        if self.network_bytes_per_s is None:
+            whole = np.asarray(self.inter_bytes_per_s) * np.maximum(self.gpus_per_node, 1)
+            _set(self, "network_bytes_per_s", whole)
         for name in ("row", "global_batch", "nodes", "gpus_per_node"):
             numbers = pipeline.whole(f"Problem.{name}", getattr(self, name), -1)
             _set(self, name, np.ascontiguousarray(numbers, dtype=np.int32))
@@ -467,6 +481,7 @@ _CLUSTER_FIELDS = (
     "memory_bytes_per_s",
     "intra_bytes_per_s",
     "inter_bytes_per_s",
+    "network_bytes_per_s",
     "intra_latency_s",
     "inter_latency_s",
     "gpu_usd_per_hour",

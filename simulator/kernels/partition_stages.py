@@ -39,12 +39,13 @@ CLUSTER_COLUMNS = (
     "memory_bytes_per_s",
     "intra_bytes_per_s",
     "inter_bytes_per_s",
+    "network_bytes_per_s",
     "intra_latency_s",
     "inter_latency_s",
     "gpu_usd_per_hour",
 )
 ROW, TOP, NODES, PER_NODE, CAPACITY, MEMORY_RATE = range(6)
-INTRA_RATE, INTER_RATE, INTRA_LATENCY, INTER_LATENCY, PRICE = range(6, 11)
+INTRA_RATE, INTER_RATE, NODE_RATE, INTRA_LATENCY, INTER_LATENCY, PRICE = range(6, 12)
 WAN_RATE, WAN_DELAY, WAN_PRICE = range(3)
 FORWARD, BACKWARD, SELECTIVE = range(3)
 UPDATE, PARAMETERS, OUTPUT, STORED = range(4)
@@ -114,7 +115,7 @@ def stage_costs(
         zero: (plans, stages).
         spread: (plans, stages, clusters), or no plans where no stage spans clusters.
         settings: Flows, compute wire, bytes of weights, gradients, optimizer, synchronised
-            gradients, reserve, border buffers, memory fraction, spanning.
+            gradients, reserve, border buffers, memory fraction, spanning, pipes.
         wire_bytes: Bytes per element by wire.
         first: First plan of this call.
         last: Behind the last plan of this call.
@@ -129,6 +130,7 @@ def stage_costs(
     compute_wire = int(settings[1])
     weight, gradient, optimizer, synchronised = settings[2], settings[3], settings[4], settings[5]
     reserve, buffers, fill, spanning = settings[6], settings[7], settings[8], settings[9]
+    shared = settings[10] == 0.0
     count = clusters.shape[1]
     width = cluster.shape[1]
     spans = spread.shape[0] > 0
@@ -291,8 +293,9 @@ def stage_costs(
                         rate = clusters[i, c, INTER_RATE]
                         latency = clusters[i, c, INTER_LATENCY]
                         if flows != SINGLE:
-                            # The rings of a node's tensor ranks share its network between them.
                             rate *= max(1, min(int(clusters[i, c, PER_NODE]), part) // t)
+                        # The rings of a node's tensor ranks share its network between them.
+                        rate = min(rate, clusters[i, c, NODE_RATE] / t)
                     if rate <= 0.0:
                         why = LINK
                         break
@@ -397,7 +400,13 @@ def stage_costs(
                         parallel = min(mine, share[s + 1, e] // tp[plan, s + 1])
                     elif flows == RANK_FLOWS:
                         parallel = min(share[s, e], share[s + 1, e])
-                    rate = clusters[i, e, INTER_RATE]
+                    # Flows spread over the nodes of the side that has fewer.
+                    spots = min(
+                        last_node[s, e] - first_node[s, e],
+                        last_node[s + 1, e] - first_node[s + 1, e],
+                    )
+                    crowd = (parallel + spots) // (spots + 1)
+                    rate = min(clusters[i, e, INTER_RATE], clusters[i, e, NODE_RATE] / crowd)
                     latency = clusters[i, e, INTER_LATENCY]
                     if (
                         first_node[s, e] == last_node[s + 1, e]
@@ -414,11 +423,12 @@ def stage_costs(
             elif wan[i, c, d, WAN_RATE] <= 0.0 or wan[i, d, c, WAN_RATE] <= 0.0:
                 why = LINK
             else:
+                pipes = 1 if shared else min(left, right)
                 borders[OUT_ACTIVATION, plan, s] = (
-                    wan[i, c, d, WAN_DELAY] + message / wan[i, c, d, WAN_RATE]
+                    wan[i, c, d, WAN_DELAY] + message / pipes / wan[i, c, d, WAN_RATE]
                 )
                 borders[OUT_GRADIENT, plan, s] = (
-                    wan[i, d, c, WAN_DELAY] + message / wan[i, d, c, WAN_RATE]
+                    wan[i, d, c, WAN_DELAY] + message / pipes / wan[i, d, c, WAN_RATE]
                 )
                 traffic += m * message * (wan[i, c, d, WAN_PRICE] + wan[i, d, c, WAN_PRICE])
 
