@@ -193,10 +193,12 @@ def _require_honest_form(env: gym.Env[Any, Any], moment: Moment) -> None:
         raise CheckFailed(f"masks: the mask is {mask.dtype} of shape {mask.shape}")
     if not mask.any() and not moment.ended:
         raise CheckFailed("masks: no action is legal")
-    if not np.array_equal(moment.info.get("action_mask"), mask):
+    if not np.array_equal(moment.info.get("action_mask", ()), mask):
         raise CheckFailed("masks: info['action_mask'] differs from action_masks()")
     observation = moment.observation
-    if isinstance(observation, dict) and not np.array_equal(observation.get("action_mask"), mask):
+    if isinstance(observation, dict) and not np.array_equal(
+        observation.get("action_mask", ()), mask
+    ):
         raise CheckFailed("masks: the observation's action_mask differs from action_masks()")
 
 

@@ -7,7 +7,7 @@ Both classes only translate calls; whatever happens in an episode is written in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -97,14 +97,14 @@ class _Episodes:
         )
 
 
-class NativeEnv(gym.Env[Any, int]):
+class NativeEnv(gym.Env[Any, Any]):
     """A scalar environment: a batch of one of the family's dynamics.
 
     `reset(seed=s)` begins episode 0 of the stream of `s`; a reset without a seed goes on with the
     next episode of the stream (see `dtgym.envs.seeding`).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}  # noqa: RUF012
 
     def __init__(self, dynamics: Dynamics, render_mode: str | None = None) -> None:
         """Wraps dynamics of one environment.
@@ -179,7 +179,7 @@ class NativeVectorEnv(VectorEnv[Any, NDArray[np.int64], NDArray[Any]]):
     do not apply to an environment that has just been reset.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {
+    metadata: dict[str, Any] = {  # noqa: RUF012
         "render_modes": list(RENDER_MODES),
         "render_fps": 4,
         "autoreset_mode": AutoresetMode.SAME_STEP,

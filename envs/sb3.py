@@ -110,7 +110,7 @@ class Sb3VecEnv(VecEnv):
         self._returns += reward
         self._lengths += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        for i in np.flatnonzero(done):
+        for i in np.flatnonzero(done).tolist():
             infos[i] = info_of(batch["final_info"], i)
             infos[i]["terminal_observation"] = observation_of(batch["final_obs"], i)
             infos[i]["TimeLimit.truncated"] = bool(truncated[i] and not terminated[i])
@@ -161,7 +161,7 @@ class Sb3VecEnv(VecEnv):
         """False everywhere: there are no environments to wrap one by one."""
         return [False for _ in self._indices(indices)]
 
-    def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
+    def get_images(self) -> Sequence[Any]:
         """A picture of every environment, where the render mode is ``rgb_array``."""
         return list(self.env.render() or [None] * self.num_envs)
 

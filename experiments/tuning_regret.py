@@ -14,7 +14,6 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-import dtgym.envs  # noqa: F401  registers the environments' ids
 from dtgym.envs import seeding
 
 SCENARIOS = ("steady", "bandwidth-markov", "latency-shift", "stragglers", "incast", "mixed")
@@ -107,7 +106,7 @@ def regret(
 ) -> Regret:
     """Regret for one model, architecture and scenario; see `regrets`."""
     env: Any = gym.make(
-        "dtgym/CommunicationTuning-v0",
+        "dtgym.envs:dtgym/CommunicationTuning-v0",
         model=model,
         architecture=architecture,
         scenario=scenario,

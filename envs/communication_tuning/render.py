@@ -102,7 +102,7 @@ def _draw_timeline(axes: Axes, iteration: Timeline, architecture: str) -> None:
         (2, iteration.layer, iteration.download_start_s, iteration.download_end_s),
     )
     for height, layer, start_s, end_s in rows[: len(tracks) + 1]:
-        spans = np.stack([start_s, end_s - start_s], axis=1) * 1e3
+        spans = list(zip(start_s * 1e3, (end_s - start_s) * 1e3, strict=True))
         axes.broken_barh(spans, (height - 0.4, 0.8), color=colour(layer / max(layers - 1, 1)))
     axes.set(xlabel="one iteration (ms); colour: layer", xlim=(0, iteration.iteration_time_s * 1e3))
     axes.set_yticks(range(len(tracks)), tracks)

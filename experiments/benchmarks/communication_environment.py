@@ -7,10 +7,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-import dtgym.envs  # noqa: F401  registers the environments' ids
 from dtgym.experiments.benchmarks import median_duration_s
 
-ENV_ID = "dtgym/CommunicationTuning-v0"
+ENV_ID = "dtgym.envs:dtgym/CommunicationTuning-v0"
 PARALLEL = 1024
 STEPS = 100
 
