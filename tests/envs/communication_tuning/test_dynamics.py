@@ -5,6 +5,8 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtgym.envs.communication_tuning.dynamics import TuningDynamics
 from dtgym.envs.communication_tuning.env import (
@@ -74,27 +76,59 @@ def test_toy_gives_thirteen_for_whole_tensors_in_fifo_order():
         assert env.step(action)[4]["iteration_time_s"] == 13.0
 
 
-@pytest.mark.parametrize("architecture", ["allreduce", "ps"])
-@pytest.mark.parametrize("model", ["vgg16", "resnet50"])
-def test_times_equal_the_simulator_called_step_by_step(model, architecture):
-    env = make(3, model=model, architecture=architecture, scenario="mixed", horizon=30)
-    random = np.random.default_rng(1)
-    in_force = 4e6
-    for step in range(1, 31):
-        # Half of the steps keep the configuration, so that a time may be known from before.
-        action = int(random.integers(81)) if step % 2 else action  # noqa: F821
-        info = env.step(action)[4]
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**63),
+    architecture=st.sampled_from(["allreduce", "ps"]),
+    model=st.sampled_from(["vgg16", "resnet50", "alexnet"]),
+    scenario=st.sampled_from([name for name in SCENARIOS if name != "toy"]),
+    iterations=st.sampled_from([1, 4, 7, 10, 25]),
+    workers=st.integers(2, 64),
+    actions=st.lists(st.integers(0, 80), min_size=1, max_size=12),
+)
+def test_a_step_is_what_the_rules_in_words_say(
+    seed, architecture, model, scenario, iterations, workers, actions
+):
+    """Keeps its own books and calls the simulator anew for every part of every step."""
+    env = make(
+        seed,
+        model=model,
+        architecture=architecture,
+        scenario=scenario,
+        iterations_per_step=iterations,
+        workers=workers,
+        horizon=3 * len(actions),
+    )
+    in_force = chosen = 4e6
+    waits = 0
+    # Each action is held for three steps, so that a time may be known from the step before.
+    for step, action in enumerate(np.repeat(actions, 3), start=1):
+        _, reward, _, _, info = env.step(int(action))
+        before = chosen
         chosen = env.dynamics.partition_grid[action // CREDITS]
         credit = env.dynamics.credit_grid[action % CREDITS]
-        partition = chosen if architecture == "ps" else in_force
-        assert info["iteration_time_s"] == pytest.approx(
-            true_time_s(env, step, partition, credit), rel=1e-12
-        )
-        assert info["default_iteration_time_s"] == pytest.approx(
-            true_time_s(env, step, 4e6, 16e6), rel=1e-12
-        )
-        in_force = chosen
-        assert info["effective_partition_bytes"] == chosen
+        lost_s = 0.0
+        if architecture == "ps":
+            in_force = chosen
+            lost_s = 30.0 if chosen != before else 0.0
+        else:
+            waits = 10 if chosen != before else waits
+            waits = 0 if chosen == in_force else waits
+        old = min(waits, iterations)
+        waits -= old
+        duration_s = lost_s
+        if old:
+            duration_s += old * true_time_s(env, step, in_force, credit)
+        if waits == 0:
+            in_force = chosen
+        if old < iterations:
+            duration_s += (iterations - old) * true_time_s(env, step, in_force, credit)
+        default_s = true_time_s(env, step, 4e6, 16e6)
+        assert info["step_time_s"] == pytest.approx(duration_s, rel=1e-12)
+        assert info["default_iteration_time_s"] == pytest.approx(default_s, rel=1e-12)
+        assert reward == pytest.approx(-np.log(duration_s / (iterations * default_s)), abs=1e-11)
+        assert info["effective_partition_bytes"] == in_force
+        assert (info["partition_bytes"], info["credit_bytes"]) == (chosen, credit)
 
 
 @pytest.mark.parametrize("iterations", [1, 4, 10, 25])
