@@ -14,6 +14,9 @@ from dtgym.baselines.method import Method
 ALGORITHMS = ("ppo", "maskable_ppo", "dqn", "a2c")
 """Names of the Stable-Baselines3 and sb3-contrib algorithms that take part."""
 
+POLICY = "policy.zip"
+"""File of a trained agent in its run folder and in every checkpoint."""
+
 
 def methods(env_id: str) -> Mapping[str, Callable[..., Method]]:
     """Factories of every agent for an environment; see `dtgym.agents.sb3_method.SB3Method`."""

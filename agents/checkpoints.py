@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-POLICY = "policy.zip"
+from dtgym.agents import POLICY
+
 _STATE = "state.pkl"
 
 

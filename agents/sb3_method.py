@@ -20,7 +20,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import LinearSchedule, safe_mean, set_random_seed
 from torch import nn
 
-from dtgym.agents import checkpoints, settings
+from dtgym.agents import POLICY, checkpoints, settings
 from dtgym.agents.concatenated import training_env
 from dtgym.baselines.method import BaseMethod, Budget, View
 from dtgym.simulator.errors import InvalidInput
@@ -110,7 +110,7 @@ class SB3Method(BaseMethod):
             )
             callback.finish(model)
         if budget.folder is not None:
-            model.save(budget.folder / checkpoints.POLICY)
+            model.save(budget.folder / POLICY)
 
     def reset(self, view: View) -> None:
         """A new episode.

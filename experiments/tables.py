@@ -218,8 +218,8 @@ def markdown(result: TableResult) -> str:
         f"# {table.title}",
         f"Suite `{suites.load(table.suite).name}`: {len(result.instances)} test instances, "
         f"{seeds} run seed{'s' * (seeds > 1)}, {episodes} unseen episodes each, the same for every "
-        f"method. Score: {table.score.name}; higher is better. IQM: interquartile mean. Intervals: 95 % "
-        f"bootstrap, {scope}.",
+        f"method. Score: {table.score.name}; higher is better. IQM: interquartile mean. "
+        f"Intervals: 95 % bootstrap, {scope}.",
         _grid(header, body),
         *(["\n".join(f"- {line}." for line in result.statements)] if result.statements else []),
         "Mean score by instance:",

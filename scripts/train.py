@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtgym.agents import ALGORITHMS, checkpoints
+from dtgym.agents import ALGORITHMS, POLICY
 from dtgym.experiments import cli, engines, reproduce
 from dtgym.experiments.runner import RunSpec
 from dtgym.simulator.errors import InvalidInput, one_of
@@ -65,7 +65,7 @@ def main(arguments: Arguments) -> int:
     if failures:
         reproduce.print_failures(failures)
         return cli.EXIT_BAD_INPUT if failures[0].is_bad_input else cli.EXIT_CHECK_FAILED
-    print(f"trained: {spec.folder / checkpoints.POLICY}")
+    print(f"trained: {spec.folder / POLICY}")
     return cli.EXIT_GOOD
 
 
