@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dtgym.simulator import hardware
+from dtgym.simulator import cluster_engine, cluster_rules, hardware
 from dtgym.simulator.cluster_cases import (
     IMPOSSIBLE,
     BatchOutcome,
@@ -32,7 +32,10 @@ from dtgym.simulator.cluster_cases import (
     run_preemptive_pool,
     run_queue_order,
 )
+from dtgym.simulator.cluster_engine import Scheduler
+from dtgym.simulator.cluster_resources import Resources
 from dtgym.simulator.errors import InvalidInput, above, at_least, finite_array, one_of
+from dtgym.simulator.job_speed import SpeedModel
 from dtgym.simulator.jobs import JobTable, milliseconds
 from dtgym.simulator.kernels import cluster_preempt
 from dtgym.simulator.kernels.cluster_queue import PLACEMENTS
@@ -46,6 +49,22 @@ QUEUE_POLICIES = ("fifo", "sjf", "qssf", "priority")
 
 PREEMPTIVE_POLICIES = ("srtf", "srsf", "las", "gittins")
 """Policies that rank all active jobs anew at every event."""
+
+RESOURCE_POLICIES = (
+    "random",
+    "easy",
+    "conservative",
+    "drf",
+    "tetris",
+    "tetris_short",
+    "synergy",
+    "lucid",
+    "muri",
+)
+"""Further compiled policies; all of them know nodes and capacity vectors."""
+
+POLICIES = QUEUE_POLICIES + PREEMPTIVE_POLICIES + RESOURCE_POLICIES
+"""Every compiled policy."""
 
 
 def homogeneous(
@@ -109,7 +128,7 @@ def homogeneous(
 def simulate(
     jobs: JobTable,
     cluster: hardware.Cluster,
-    policy: str = "fifo",
+    policy: str | Scheduler = "fifo",
     *,
     placement: str = "pooled",
     head_of_line: str = "block",
@@ -119,17 +138,24 @@ def simulate(
     estimate_s: ArrayLike | None = None,
     priority: ArrayLike | None = None,
     gittins_samples_gpu_s: ArrayLike | None = None,
+    resources: Sequence[str] | None = None,
+    speed: SpeedModel | None = None,
+    decision_interval_s: float = 0.0,
+    reservation_depth: int = 64,
+    sharing_threshold: float | None = None,
     impossible: str = "raise",
+    seed: int = 0,
 ) -> Outcome:
     """Schedules a job table on a cluster.
 
     Args:
         jobs: What arrives when and how long it runs.
         cluster: What it runs on.
-        policy: One of `QUEUE_POLICIES` (no preemption) or `PREEMPTIVE_POLICIES`:
+        policy: One of `POLICIES`, or a Python policy (see `dtgym.simulator.cluster_engine`):
 
             * `fifo`: by submission. `sjf`: shortest duration first. `qssf`: least estimated GPU
-              time first. `priority`: smallest value of `priority` first.
+              time first. `priority`: smallest value of `priority` first. `random`: in an order
+              drawn from `seed`. None of them preempts.
             * `srtf`: least remaining time. `srsf`: least remaining time x GPUs. `las`: least
               attained service, discretised: queue k holds jobs whose attained GPU time exceeds k
               of the thresholds; a job leaves a queue at the first multiple of `las_resolution_s`
@@ -137,25 +163,50 @@ def simulate(
               `gittins`: highest Gittins index of the attained GPU time. All rank every active job
               anew at each arrival, completion and change of queue and fill the GPUs greedily in
               that order, skipping gangs that do not fit.
-        placement: `pooled` counts GPUs and knows no nodes. `consolidate`: gangs up to the largest
-            node's size go whole to the fullest node that fits; larger ones take wholly free nodes
-            and one part-node, the fullest that fits. `best_fit`, `worst_fit`, `first_fit`: a gang
-            goes whole to the fullest, emptiest or first node that fits; one that no node holds is
-            split, emptiest nodes first (`first_fit`: in order). `spread`: GPU by GPU to the node
-            with most free. Ties go to the lowest node.
+            * `easy`: by submission; a later job may start if the head's reserved start, from
+              estimated durations, does not move. `conservative`: every waiting job (the first
+              `reservation_depth`) holds a reservation that no later one moves.
+            * `drf`: the user (column `user`, else `vc`) with the least dominant share starts his
+              next job. `tetris`: the job whose demand is most along a node's free vector starts on
+              that node; `tetris_short` divides that product by the estimated duration.
+            * `synergy`: by submission; a job gets the CPU share beyond which it hardly gains
+              (0.5 to 2 times the request), or else what it asked for, or less. `lucid`: least
+              estimated GPU time first, and jobs that find no room share GPUs with a job of the same
+              gang while both are predicted to keep `sharing_threshold` (0.85) of their speed.
+              `muri`: likewise, but pairs take turns on the stages, and share while their speeds
+              sum to `sharing_threshold` (1.2).
+        placement: `pooled` counts resources and knows no nodes. `consolidate`: gangs up to the
+            largest node's size go whole to the fullest node that fits; larger ones take wholly
+            free nodes and one part-node, the fullest that fits. `best_fit`, `worst_fit`,
+            `first_fit`, `random_fit`: a gang goes whole to the fullest, emptiest, first or a random
+            node that fits; one that no node holds is split, nodes that take most first
+            (`first_fit`: in order). `spread`: GPU by GPU to the node with most free. `aligned`: to
+            the node whose free vector is most along the demand. `fgd`: to the node where least
+            GPUs become useless to the table's typical jobs. Fullness counts GPUs; ties go to the
+            lowest node.
         head_of_line: `block`: nobody overtakes a job that does not fit. `skip`: whoever fits may
-            start, in order. Preemptive policies always skip.
+            start, in order. Preemptive policies always skip; `drf` and `tetris` too.
         preemption_cost_s: Work added by each preemption: seconds, an array (jobs,), a mapping from
             `jobs.model` to seconds (key "" for the others), or `lucid`: 40 s up to 8 GPUs, 60 s
             above.
         las_thresholds_gpu_s: Ends of the queues of `las`, GPU-seconds, ascending.
         las_resolution_s: Grid of the clock on which queues change, seconds.
-        estimate_s: Estimated durations for `qssf`, (jobs,); None takes the table's column.
+        estimate_s: Estimated durations, (jobs,), for `qssf`, `easy`, `conservative`,
+            `tetris_short`, `lucid` and `muri`; None takes the table's column, and (but for `qssf`)
+            the true durations where there is none.
         priority: Order of `priority`, (jobs,).
         gittins_samples_gpu_s: Sample of GPU times from which `gittins` takes its index; None is
             the table's own, which a deployed scheduler would not know.
+        resources: Which of `outcome.RESOURCES` are limited; None is GPUs and every resource that
+            the table has a column for.
+        speed: What is assumed about speed; None runs every job for its stated duration.
+        decision_interval_s: Decide only at multiples of this on the clock; 0 decides at every
+            event.
+        reservation_depth: Most reservations of `conservative`.
+        sharing_threshold: See `lucid` and `muri`.
         impossible: What becomes of jobs that the empty cluster cannot hold: `raise`, or `reject`,
             which lists them in `Outcome.rejected` and schedules the others.
+        seed: Of `random` and `random_fit`.
 
     Raises:
         InvalidInput: An unknown name, a value out of range, or a job that can never run.
@@ -165,20 +216,93 @@ def simulate(
         >>> simulate(jobs, homogeneous(1, 1), "sjf").start_s.tolist()
         [3.0, 0.0]
     """
-    return simulate_batch(
-        [jobs],
-        [cluster],
-        policy,
+    one_of("impossible", impossible, IMPOSSIBLE)
+    one_of("head_of_line", head_of_line, HEAD_OF_LINE)
+    interval_ms = int(milliseconds(at_least("decision_interval_s", decision_interval_s, 0, "s")))
+    if isinstance(policy, str):
+        one_of("policy", policy, POLICIES)
+        fast = (
+            policy not in RESOURCE_POLICIES
+            and (placement == "pooled" or (policy in QUEUE_POLICIES and placement in PLACEMENTS))
+            and speed is None
+            and interval_ms == 0
+            and _only_gpus(jobs, resources)
+        )
+        if fast:
+            return simulate_batch(
+                [jobs],
+                [cluster],
+                policy,
+                placement=placement,
+                head_of_line=head_of_line,
+                preemption_cost_s=preemption_cost_s,
+                las_thresholds_gpu_s=las_thresholds_gpu_s,
+                las_resolution_s=las_resolution_s,
+                estimate_s=None if estimate_s is None else [estimate_s],
+                priority=None if priority is None else [priority],
+                gittins_samples_gpu_s=gittins_samples_gpu_s,
+                impossible=impossible,
+            )[0]
+    machine = Resources(
+        jobs,
+        cluster,
         placement=placement,
-        head_of_line=head_of_line,
-        preemption_cost_s=preemption_cost_s,
-        las_thresholds_gpu_s=las_thresholds_gpu_s,
-        las_resolution_s=las_resolution_s,
-        estimate_s=None if estimate_s is None else [estimate_s],
-        priority=None if priority is None else [priority],
-        gittins_samples_gpu_s=gittins_samples_gpu_s,
+        resources=resources,
+        speed=speed,
+        cost_s=preemption_costs_s(jobs, preemption_cost_s),
+        estimate_s=None if estimate_s is None else _column(jobs, "estimate_s", estimate_s),
         impossible=impossible,
-    )[0]
+        seed=seed,
+    )
+    if not isinstance(policy, str):
+        return cluster_engine.run(machine, policy, interval_ms=interval_ms)
+    levels = _levels(
+        policy,
+        las_thresholds_gpu_s,
+        las_resolution_s,
+        jobs.gpu_seconds if gittins_samples_gpu_s is None else gittins_samples_gpu_s,
+    )
+    order = {"sjf": jobs.duration_s, "priority": priority}.get(policy)
+    if policy == "priority" and priority is None:
+        raise InvalidInput("priority is needed: one number per job, (jobs,)")
+    if policy == "qssf" and estimate_s is None and jobs.estimate_s is None:
+        raise InvalidInput("estimate_s is needed: one number per job, (jobs,)")
+    return cluster_rules.run(
+        machine,
+        policy,
+        order=None if order is None else _column(jobs, "priority", order),
+        skip=head_of_line == "skip",
+        levels=levels,
+        interval_ms=interval_ms,
+        depth=int(at_least("reservation_depth", reservation_depth, 1)),
+        threshold=sharing_threshold,
+    )
+
+
+def _only_gpus(jobs: JobTable, resources: Sequence[str] | None) -> bool:
+    """Whether nothing but whole GPUs of any type limits the jobs."""
+    if jobs.gpu_fraction is not None and (jobs.gpu_fraction != 1).any():
+        return False
+    if jobs.gpu_type is not None and (jobs.gpu_type != "").any():
+        return False
+    if resources is not None:
+        return set(resources) <= {"gpu"}
+    return all(
+        column is None
+        for column in (
+            jobs.cpu_cores,
+            jobs.memory_bytes,
+            jobs.io_bytes_per_s,
+            jobs.network_bytes_per_s,
+        )
+    )
+
+
+def _column(jobs: JobTable, name: str, values: ArrayLike) -> NDArray[np.float64]:
+    column = finite_array(name, values)
+    if column.shape != (len(jobs),):
+        raise InvalidInput(f"{name} must have shape ({len(jobs)},), got {column.shape}")
+    return column
 
 
 def prepare(
@@ -284,8 +408,12 @@ def simulate_cases(
         raise InvalidInput(
             f"placement must be pooled for the preemptive policy {policy}, got {placement!r}"
         )
+    samples = cases.duration_ms * cases.gpus / 1000.0
     bound, key, step_ms = _levels(
-        cases, policy, las_thresholds_gpu_s, las_resolution_s, gittins_samples_gpu_s
+        policy,
+        las_thresholds_gpu_s,
+        las_resolution_s,
+        samples if gittins_samples_gpu_s is None else gittins_samples_gpu_s,
     )
     kinds = {
         "srtf": cluster_preempt.REMAINING,
@@ -304,22 +432,17 @@ def simulate_cases(
 
 
 def _levels(
-    cases: Cases,
     policy: str,
     thresholds_gpu_s: Sequence[float],
     resolution_s: float,
-    samples_gpu_s: ArrayLike | None,
+    samples_gpu_s: ArrayLike,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Ends of the service levels in GPU-ms, rank of each level, and the grid of the clock in ms."""
     step_ms = int(milliseconds(above("las_resolution_s", resolution_s, 0, "s")))
     if step_ms < 1:
         raise InvalidInput(f"las_resolution_s must be at least 0.001 s, got {resolution_s:g}")
     if policy == "gittins":
-        samples = (
-            cases.duration_ms * cases.gpus / 1000.0
-            if samples_gpu_s is None
-            else at_least("gittins_samples_gpu_s", samples_gpu_s, 0, "GPU-s").ravel()
-        )
+        samples = at_least("gittins_samples_gpu_s", samples_gpu_s, 0, "GPU-s")
         bound_gpu_s, key = gittins_levels(samples)
     elif policy == "las":
         bound_gpu_s = at_least("las_thresholds_gpu_s", las_array(thresholds_gpu_s), 0, "GPU-s")

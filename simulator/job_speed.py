@@ -15,7 +15,8 @@ A job's speed is T as requested over T as given; its `duration_s` is the run tim
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 
@@ -27,6 +28,42 @@ from dtgym.simulator.kernels import job_speed as kernel
 
 STAGES = ("io", "cpu", "gpu", "network")
 """Order of the stage axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedModel:
+    """What the engine assumes about speed; jobs bring their stages (columns ``*_stage_s``).
+
+    A job without stages is all GPU.
+
+    Attributes:
+        overlap: 0 runs the stages of an iteration one after the other, 1 hides all behind the
+            longest.
+        gpu_speed: Speed of the GPU stage by accelerator name, relative to the GPU that the stated
+            durations are for; 1 for types not named.
+        cross_node_network_scale: Factor on the network stage of a gang on several nodes of a rack.
+        cross_rack_network_scale: Factor across racks.
+        share_network: Share each node's network fairly among the gangs that span nodes, which slows
+            them where it is oversubscribed, instead of reserving what they ask for.
+        use_cpu_curves: Use the shipped CPU curve of jobs whose model has one; otherwise the CPU
+            stage is inversely proportional to the cores.
+    """
+
+    overlap: float = 0.0
+    gpu_speed: Mapping[str, float] = field(default_factory=lambda: {})
+    cross_node_network_scale: float = 1.0
+    cross_rack_network_scale: float = 1.0
+    share_network: bool = False
+    use_cpu_curves: bool = True
+
+    def __post_init__(self) -> None:
+        at_least("SpeedModel.overlap", self.overlap, 0)
+        if self.overlap > 1:
+            raise InvalidInput(f"SpeedModel.overlap must be at most 1, got {self.overlap:g}")
+        for name, value in self.gpu_speed.items():
+            above(f"SpeedModel.gpu_speed[{name!r}]", value, 0)
+        for name in ("cross_node_network_scale", "cross_rack_network_scale"):
+            above(f"SpeedModel.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True, slots=True)

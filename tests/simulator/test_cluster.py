@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dtgym.simulator import cluster, hardware
 from dtgym.simulator.errors import InvalidInput
+from dtgym.simulator.job_speed import SpeedModel
 from dtgym.simulator.jobs import JobTable
 from dtgym.simulator.service_levels import gittins_index
 
@@ -273,3 +274,34 @@ def test_goldens_job_for_job(shared):
 
     report = schedulers.validate(shared / "data" / "traces")
     assert report.passed, "\n".join(report.lines)
+
+
+@settings(max_examples=120)
+@given(
+    case=cases(),
+    policy=st.sampled_from(POLICIES),
+    rule=st.sampled_from(RULES),
+    skip=st.booleans(),
+    cost=st.sampled_from([0.0, 0.0, 1.5]),
+)
+def test_the_resource_kernel_equals_the_fast_kernels_where_both_apply(
+    case, policy, rule, skip, cost
+):
+    """A speed model without stages leaves every job at its stated duration."""
+    rows, sizes = case
+    if policy not in ("fifo", "sjf"):
+        rule = "pooled"
+    rows = [row for row in rows if slow.place(rule, row[3], list(sizes), sizes) is not None]
+    if not rows:
+        return
+    options = {
+        "placement": rule,
+        "head_of_line": "skip" if skip else "block",
+        "preemption_cost_s": cost,
+        "las_thresholds_gpu_s": (3, 17),
+        "gittins_samples_gpu_s": [1, 2, 5, 9, 40],
+    }
+    fast = cluster.simulate(table(rows), uneven(sizes), policy, **options)
+    general = cluster.simulate(table(rows), uneven(sizes), policy, speed=SpeedModel(), **options)
+    for name in ("start_s", "finish_s", "queueing_s", "preemptions"):
+        assert np.array_equal(getattr(fast, name), getattr(general, name)), name

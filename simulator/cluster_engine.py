@@ -1,0 +1,199 @@
+"""The slow path: the same machine, with a Python scheduler deciding at every event.
+
+All resources move through the kernels' own functions, so a Python policy that decides as a compiled
+one does gives the same schedule to the millisecond.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from dtgym.simulator.cluster_resources import Resources
+from dtgym.simulator.errors import InvalidInput, one_of
+from dtgym.simulator.jobs import milliseconds
+from dtgym.simulator.kernels import cluster_machine as kernel
+from dtgym.simulator.outcome import Outcome
+from dtgym.simulator.scheduling import Decision, EngineView, Scheduler, SchedulerState, Start
+
+PAIRINGS = {"contending": kernel.CONTENDING, "interleaved": kernel.INTERLEAVED}
+SHARES = ((kernel.CPU, "cpu"), (kernel.IO, "io"), (kernel.NETWORK, "network"))
+
+
+def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Outcome:
+    """Runs a machine to the end under a Python policy.
+
+    Args:
+        resources: The machine before its first event; it is used up.
+        policy: The scheduler; see `Scheduler`.
+        interval_ms: Decide only at multiples of this; 0 decides at every event.
+
+    Raises:
+        InvalidInput: The policy has neither `decide` nor `act`, decides something impossible, or
+            leaves jobs waiting for ever on an idle cluster.
+    """
+    name = getattr(policy, "name", type(policy).__name__)
+    if not (hasattr(policy, "decide") or hasattr(policy, "act")):
+        raise InvalidInput(f"policy {name} must have a method decide(state) or act(view)")
+    oracle = bool(getattr(policy, "oracle", False))
+    pairing = PAIRINGS[one_of("pairing", getattr(policy, "pairing", "contending"), tuple(PAIRINGS))]
+    resources.with_rank(None)
+    if hasattr(policy, "reset"):
+        policy.reset(_view(SchedulerState(resources, oracle=oracle)))
+    decision_s: list[float] = []
+    wake_ms = kernel.NEVER
+    while True:
+        m = resources.machine
+        if not kernel.log_has_room(m):
+            resources.grow_log()
+            continue
+        now = int(m.now[0])
+        waits = int(m.counters[kernel.WAITING_COUNT])
+        event = int(kernel.next_instant(m))
+        when = min(event, int(wake_ms)) if waits or m.counters[kernel.RUNNING_COUNT] else event
+        if interval_ms and waits:
+            when = min(when, (now // interval_ms + 1) * interval_ms)
+        if when == kernel.NEVER:
+            if waits:
+                raise InvalidInput(
+                    f"policy {name} leaves {waits} jobs waiting for ever on an idle cluster"
+                )
+            return resources.outcome(name, decision_s)
+        idle = event == kernel.NEVER
+        kernel.advance(m, when, pairing)
+        if interval_ms and when % interval_ms:
+            continue
+        active = m.counters[kernel.WAITING_COUNT] + m.counters[kernel.RUNNING_COUNT]
+        if active == 0:
+            continue
+        begun_s = time.perf_counter()
+        if hasattr(policy, "decide"):
+            decision = policy.decide(SchedulerState(resources, oracle=oracle))
+            decision_s.append(time.perf_counter() - begun_s)
+            _apply(resources, decision, name, pairing)
+        else:
+            decision = Decision()
+            _act(resources, policy, name, oracle, pairing)
+            decision_s.append(time.perf_counter() - begun_s)
+        wake_ms = kernel.NEVER
+        if decision.wake_s is not None:
+            wake_ms = int(milliseconds(decision.wake_s))
+            if wake_ms <= when:
+                raise InvalidInput(
+                    f"policy {name}: wake_s must lie after now, {when / 1000:g} s, "
+                    f"got {decision.wake_s:g} s"
+                )
+        if idle and m.counters[kernel.RUNNING_COUNT] == 0 and wake_ms == kernel.NEVER:
+            raise InvalidInput(
+                f"policy {name} leaves {m.counters[kernel.WAITING_COUNT]} jobs waiting for ever "
+                "on an idle cluster"
+            )
+
+
+def _view(state: SchedulerState) -> EngineView:
+    startable = state.waiting.startable
+    return EngineView(state=state, action_mask=np.append(startable, True))
+
+
+def _act(resources: Resources, policy: Any, name: str, oracle: bool, pairing: int) -> None:
+    """Asks a method again and again until it lets time pass."""
+    while True:
+        state = SchedulerState(resources, oracle=oracle)
+        view = _view(state)
+        action = int(policy.act(view))
+        if action == state.advance:
+            return
+        if not (0 <= action < len(view.action_mask)) or not view.action_mask[action]:
+            raise InvalidInput(
+                f"policy {name}: action {action} is not legal at {state.now_s:g} s; "
+                "choose a waiting job that fits, or state.advance"
+            )
+        _apply(resources, Decision(start=(Start(int(state.waiting.job[action])),)), name, pairing)
+
+
+def _apply(resources: Resources, decision: Decision, name: str, pairing: int) -> None:
+    m = resources.machine
+    now_s = m.now[0] / 1000
+    for job in decision.preempt:
+        if not (0 <= job < len(m.status)) or m.status[job] != kernel.RUNNING:
+            raise InvalidInput(f"policy {name}: job {job} does not run at {now_s:g} s")
+        kernel.preempt(m, int(job), pairing)
+    for start in decision.start:
+        job = int(start.job)
+        if not (0 <= job < len(m.status)) or m.status[job] != kernel.WAITING:
+            raise InvalidInput(f"policy {name}: job {job} does not wait at {now_s:g} s")
+        m.held[job] = m.demand[job]
+        for r, field in SHARES:
+            share = getattr(start, field)
+            if not share > 0:
+                raise InvalidInput(f"policy {name}: Start.{field} must be above 0, got {share}")
+            if share != 1.0 and m.demand[job, r] > 0:
+                m.held[job, r] = max(int(m.demand[job, r] * share), 1)
+        if start.host >= 0:
+            _beside(m, job, start.host, name)
+        elif start.nodes is not None:
+            _on_nodes(resources, start, name)
+        else:
+            _resize(m, job, int(m.asked_units[job]))
+            count = kernel.find_places(
+                m, m.free, job, m.held[job], resources.rule, resources.seed, m.place_node,
+                m.place_units,
+            )  # fmt: skip
+            if count < 0:
+                continue
+            m.place_count[job] = count
+        kernel.start(m, job, start.host, pairing)
+
+
+def _resize(m: kernel.Machine, job: int, units: int) -> None:
+    m.units[job] = units
+    if m.gpus[job] > 0:
+        m.gpus[job] = units
+
+
+def _on_nodes(resources: Resources, start: Start, name: str) -> None:
+    """Checks and sets places that the policy chose itself."""
+    m, job = resources.machine, int(start.job)
+    nodes = [int(node) for node in start.nodes or ()]
+    parts = [int(part) for part in start.gpus or ()]
+    where = f"policy {name}: Start of job {job}"
+    if len(nodes) != len(parts) or len(set(nodes)) != len(nodes) or not nodes:
+        raise InvalidInput(f"{where}: nodes and gpus must be equally long, nodes distinct")
+    if min(parts) < 1 or min(nodes) < 0 or max(nodes) >= len(m.free):
+        raise InvalidInput(f"{where}: at least 1 GPU on nodes 0 to {len(m.free) - 1}")
+    units = sum(parts)
+    table, row = resources.jobs, resources.row[job]
+    asked = int(m.asked_units[job])
+    least = asked if table.min_gpus is None else int(table.min_gpus[row])
+    most = asked if table.max_gpus is None else int(table.max_gpus[row])
+    if units != asked and not least <= units <= most:
+        raise InvalidInput(f"{where}: {units} GPUs, but the job takes {least} to {most}")
+    for node, part in zip(nodes, parts, strict=True):
+        if kernel.node_room(m, m.free, node, m.held[job], m.kinds_ok[job], part) < part:
+            raise InvalidInput(f"{where}: node {node} has no room for {part} GPUs of it")
+    _resize(m, job, units)
+    base = m.place_base[job]
+    m.place_node[base : base + len(nodes)] = nodes
+    m.place_units[base : base + len(nodes)] = parts
+    m.place_count[job] = len(nodes)
+
+
+def _beside(m: kernel.Machine, job: int, host: int, name: str) -> None:
+    """Checks and sets places on the GPUs of a running job."""
+    where = f"policy {name}: Start of job {job} beside job {host}"
+    if host >= len(m.status) or m.status[host] != kernel.RUNNING or m.partner[host] >= 0:
+        raise InvalidInput(f"{where}: the host must run and share with nobody yet")
+    _resize(m, job, int(m.asked_units[job]))
+    if m.units[job] != m.units[host] or m.demand[job, 0] != m.demand[host, 0]:
+        raise InvalidInput(f"{where}: both must have the same gang")
+    for place in range(m.place_count[host]):
+        at, to = m.place_base[host] + place, m.place_base[job] + place
+        node, parts = m.place_node[at], m.place_units[at]
+        without_gpu = m.held[job].copy()
+        without_gpu[kernel.GPU] = 0
+        if kernel.node_room(m, m.free, int(node), without_gpu, m.kinds_ok[job], int(parts)) < parts:
+            raise InvalidInput(f"{where}: node {node} lacks CPU, memory, I/O or network, or type")
+        m.place_node[to], m.place_units[to] = node, parts
+    m.place_count[job] = m.place_count[host]

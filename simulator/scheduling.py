@@ -1,0 +1,290 @@
+"""What a Python scheduler sees and says: public state, decisions, and the protocol.
+
+The state has the same fields as the public state of `dtgym/ClusterScheduling-v0`, so that a method
+written for one runs in the other. It never shows what the future holds, unless the scheduler
+declares itself an oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtgym.simulator.cluster_resources import PER_UNIT, Resources
+from dtgym.simulator.jobs import JobTable
+from dtgym.simulator.kernels import cluster_machine as kernel
+
+
+@dataclass(frozen=True)
+class Start:
+    """Starts a waiting job.
+
+    Attributes:
+        job: Number of the job (`state.waiting.job`).
+        nodes: Nodes of its parts; None lets the placement rule of the simulation choose.
+        gpus: GPUs on each of these nodes (parts, for a job without GPUs); their sum may differ from
+            the request within the job's `min_gpus` and `max_gpus`.
+        cpu: CPU given over asked, above 0.
+        io: Storage rate given over asked, above 0.
+        network: Network rate given over asked, above 0.
+        host: Running job of the same gang whose GPUs it shares; -1 for GPUs of its own.
+    """
+
+    job: int
+    nodes: Sequence[int] | None = None
+    gpus: Sequence[int] | None = None
+    cpu: float = 1.0
+    io: float = 1.0
+    network: float = 1.0
+    host: int = -1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens now: first the preemptions, then the starts, in order.
+
+    Attributes:
+        start: A start that does not fit is skipped, except where it names nodes.
+        preempt: Numbers of running jobs that lose their resources.
+        wake_s: Decide again at this time at the latest; None waits for the next event.
+    """
+
+    start: Sequence[Start] = ()
+    preempt: Sequence[int] = ()
+    wake_s: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class WaitingJobs:
+    """Waiting jobs by submission, then id; arrays (waiting,).
+
+    Attributes:
+        job: Numbers of the jobs: their order of submission, then id.
+        num_gpus: GPUs asked for.
+        age_s: Time since submission.
+        estimate_s: Estimated duration.
+        attained_gpu_s: GPU time received so far.
+        cpu_cores, memory_bytes, io_bytes_per_s, network_bytes_per_s: Asked for, whole job.
+    """
+
+    job: NDArray[np.int64]
+    num_gpus: NDArray[np.int64]
+    age_s: NDArray[np.float64]
+    estimate_s: NDArray[np.float64]
+    attained_gpu_s: NDArray[np.float64]
+    cpu_cores: NDArray[np.float64]
+    memory_bytes: NDArray[np.float64]
+    io_bytes_per_s: NDArray[np.float64]
+    network_bytes_per_s: NDArray[np.float64]
+    _state: SchedulerState
+
+    @cached_property
+    def room(self) -> NDArray[np.int64]:
+        """GPUs of the job that each node has room for, (waiting, nodes)."""
+        m = self._state.resources.machine
+        room = np.zeros((len(self.job), len(m.free)), dtype=np.int64)
+        for row, job in enumerate(self.job):
+            for node in range(len(m.free)):
+                room[row, node] = kernel.node_room(
+                    m, m.free, node, m.demand[job], m.kinds_ok[job], m.units[job]
+                )
+        return room
+
+    @cached_property
+    def startable(self) -> NDArray[np.bool_]:
+        """Whether the placement rule finds room for the job now."""
+        return np.array([self._state.fits(int(job)) for job in self.job], dtype=np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class RunningJobs:
+    """Running jobs by start, then number; arrays (running,) unless stated.
+
+    Attributes:
+        job: Numbers of the jobs.
+        gpus: On each node, (running, nodes).
+        num_gpus: GPUs held.
+        elapsed_s: Time since the present start.
+        estimate_s: Estimated duration as requested.
+        attained_gpu_s: GPU time received so far.
+        partner: Job on the same GPUs, -1.
+    """
+
+    job: NDArray[np.int64]
+    gpus: NDArray[np.int64]
+    num_gpus: NDArray[np.int64]
+    elapsed_s: NDArray[np.float64]
+    estimate_s: NDArray[np.float64]
+    attained_gpu_s: NDArray[np.float64]
+    partner: NDArray[np.int64]
+
+
+class SchedulerState:
+    """Typed public state at one decision.
+
+    Attributes:
+        resources: The engine's machine; schedulers read it through the members below.
+        now_s: Time on the table's clock.
+        phase, chosen, tentative, first_placement, first_level, backlog: As in the environment,
+            where one decision takes several choices; here there is one, and all jobs are shown.
+        kinds: Names of the GPU types.
+        kind, rack: Of each node, (nodes,).
+        jobs: Number of jobs of the table that can run.
+    """
+
+    phase = 0
+    chosen = -1
+    first_placement = -1
+    first_level = -1
+    backlog = 0
+
+    def __init__(self, resources: Resources, *, oracle: bool) -> None:
+        m = resources.machine
+        self.resources = resources
+        self.now_s = float(m.now[0]) / 1000.0
+        self.kinds = resources.kinds
+        self.kind = m.kind
+        self.rack = m.rack
+        self.tentative = np.zeros(len(m.free), dtype=np.int64)
+        self.placements = (
+            next(name for name, rule in kernel.PLACEMENTS.items() if rule == resources.rule),
+        )
+        self.jobs = len(m.status)
+        self._oracle = oracle
+
+    @property
+    def table(self) -> JobTable:
+        """Columns of the jobs; row `rows[job]` belongs to job number `job`.
+
+        Schedulers that are not oracles do not look at `duration_s`.
+        """
+        return self.resources.jobs
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """Row of the table of each job number, (jobs,)."""
+        return self.resources.row
+
+    @property
+    def advance(self) -> int:
+        """Number of the action that starts nothing more."""
+        return len(self.waiting.job)
+
+    @property
+    def finished(self) -> int:
+        """Jobs done."""
+        return int((self.resources.machine.status == kernel.DONE).sum())
+
+    @cached_property
+    def free(self) -> NDArray[np.float64]:
+        """Free amounts, (nodes, 5), in GPUs, cores, bytes, bytes/s, bytes/s."""
+        return self.resources.machine.free / PER_UNIT
+
+    @cached_property
+    def capacity(self) -> NDArray[np.float64]:
+        """Capacities, (nodes, 5), in GPUs, cores, bytes, bytes/s, bytes/s."""
+        return self.resources.machine.capacity / PER_UNIT
+
+    @cached_property
+    def waiting(self) -> WaitingJobs:
+        """The waiting jobs."""
+        m = self.resources.machine
+        job = np.sort(m.waiting[: m.counters[kernel.WAITING_COUNT]])
+        whole = m.demand[job] * m.asked_units[job][:, None] / PER_UNIT
+        return WaitingJobs(
+            job=job,
+            num_gpus=m.gpus[job],
+            age_s=(m.now[0] - m.submit_ms[job]) / 1000.0,
+            estimate_s=m.estimate_ms[job] / 1000.0,
+            attained_gpu_s=m.attained[job] / 1000.0,
+            cpu_cores=whole[:, 1],
+            memory_bytes=whole[:, 2],
+            io_bytes_per_s=whole[:, 3],
+            network_bytes_per_s=m.traffic[job] * m.asked_units[job] / 1.0,
+            _state=self,
+        )
+
+    @cached_property
+    def running(self) -> RunningJobs:
+        """The running jobs."""
+        m = self.resources.machine
+        job = m.running[: m.counters[kernel.RUNNING_COUNT]]
+        job = job[np.lexsort((job, m.begun_ms[job]))]
+        gpus = np.zeros((len(job), len(m.free)), dtype=np.int64)
+        for row, one in enumerate(job):
+            places = slice(m.place_base[one], m.place_base[one] + m.place_count[one])
+            if m.gpus[one] > 0:
+                gpus[row, m.place_node[places]] = m.place_units[places]
+        ran_ms = m.now[0] - m.begun_ms[job]
+        return RunningJobs(
+            job=job,
+            gpus=gpus,
+            num_gpus=m.gpus[job],
+            elapsed_s=ran_ms / 1000.0,
+            estimate_s=m.estimate_ms[job] / 1000.0,
+            attained_gpu_s=(m.attained[job] + ran_ms * m.gpus[job]) / 1000.0,
+            partner=m.partner[job],
+        )
+
+    def fits(self, job: int) -> bool:
+        """Whether the placement rule finds room for a waiting job now."""
+        return self.places(job) is not None
+
+    def places(self, job: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Nodes and GPUs (parts) on each that the placement rule would choose now, or None."""
+        m, rule = self.resources.machine, self.resources.rule
+        count = kernel.find_places(
+            m, m.free, job, m.demand[job], rule, self.resources.seed, m.place_node, m.place_units
+        )
+        if count < 0:
+            return None
+        places = slice(m.place_base[job], m.place_base[job] + count)
+        return m.place_node[places].copy(), m.place_units[places].copy()
+
+    def remaining_s(self, job: int) -> float:
+        """True remaining work at the requested speed; for oracles only.
+
+        Raises:
+            PermissionError: The scheduler did not declare itself an oracle.
+        """
+        if not self._oracle:
+            raise PermissionError("remaining_s is for schedulers with oracle = True")
+        m = self.resources.machine
+        left_ms = m.left_ms[job]
+        if m.status[job] == kernel.RUNNING:
+            left_ms -= (m.now[0] - m.since_ms[job]) * m.rate[job]
+        return float(max(left_ms, 0.0)) / 1000.0
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """A Python policy for `dtgym.simulator.cluster.simulate`.
+
+    A scheduler has `decide(state)`, or, like any Method of `dtgym.baselines`, `act(view)`: called
+    again and again at one decision until it lets time pass, it returns the position of a waiting
+    job to start or `state.advance`. `reset(view)` is called before the first decision where it
+    exists; `pairing` ("contending" or "interleaved") says how jobs that share GPUs slow each other;
+    `oracle` opens `state.remaining_s`.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class EngineView:
+    """View of a running simulation for methods (see `dtgym.baselines.method.View`).
+
+    Attributes:
+        state: Typed public state.
+        action_mask: Legal actions: each waiting job that fits, and letting time pass.
+        observation: None: features are the environment's business.
+    """
+
+    state: SchedulerState
+    action_mask: NDArray[np.bool_]
+    observation: Any = None
