@@ -1,0 +1,261 @@
+"""The dynamics of cluster scheduling: a batch of clusters over one stream of jobs.
+
+One step is one choice: a waiting job or "let time pass", then where to put the job, then how much
+CPU, I/O and network it gets. Time only moves by "let time pass" and where nobody could be started.
+All of it happens in `kernel`; this file lays out the arrays and hands them over, in slices, to as
+many threads as there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from dtgym.envs.cluster_scheduling import generator, kernel, layout, observation, reward
+from dtgym.envs.cluster_scheduling.types import (
+    CLUSTER_FEATURES,
+    NODE_FEATURES,
+    QUEUE_FEATURES,
+    RUNNING_FEATURES,
+    Parameters,
+    Running,
+    SchedulingState,
+    Waiting,
+)
+from dtgym.envs.dynamics import Dynamics, Transition
+from dtgym.simulator.jobs import JobTable
+from dtgym.simulator.threads import map_ranges
+
+FEWEST_PER_SLICE = 64
+_UNITS = np.array([1.0, 1 / 4000.0, 2.0**20 / 4, 1e3 / 4, 1e3 / 4])
+"""From the kernel's integer amounts to GPUs, cores, bytes, bytes/s and bytes/s."""
+
+
+class SchedulingDynamics(Dynamics):
+    """A batch of clusters; see the environment for the rules."""
+
+    def __init__(self, num_envs: int, parameters: Parameters) -> None:
+        """Builds the instance and lays out the batch.
+
+        Raises:
+            InvalidInput: See `generator.build`.
+        """
+        self.num_envs = num_envs
+        self.parameters = parameters
+        self.given = generator.build(parameters)
+        self.rules = generator.rules_of(parameters, self.given)
+        nodes, jobs = len(self.given.nodes), parameters.jobs_per_episode
+        self.table = np.zeros((num_envs, self.rules.words), dtype=np.int64)
+        self.placed = np.zeros((num_envs, jobs, nodes), dtype=np.int16)
+        self.brought = np.zeros((num_envs, layout.STEP_COLUMNS))
+        self.masks = np.zeros((num_envs, parameters.actions), dtype=np.bool_)
+        self.action_space = spaces.Discrete(parameters.actions)
+        self.shapes = {
+            "queue": (parameters.queue_slots, len(QUEUE_FEATURES)),
+            "nodes": (nodes, len(NODE_FEATURES)),
+            "running": (parameters.running_slots, len(RUNNING_FEATURES)),
+            "cluster": (len(CLUSTER_FEATURES),),
+        }
+        low = np.zeros(len(CLUSTER_FEATURES), dtype=np.float32)
+        low[-4:] = -1
+        boxes: dict[str, spaces.Space[Any]] = {
+            name: spaces.Box(0.0, 1.0, shape, dtype=np.float32)
+            for name, shape in self.shapes.items()
+        }
+        boxes["cluster"] = spaces.Box(low, np.ones_like(low), dtype=np.float32)
+        boxes["action_mask"] = spaces.Box(0, 1, (parameters.actions,), dtype=np.int8)
+        self.observation_space = spaces.Dict(boxes)
+        self.epoch_s = self.given.jobs.epoch_unix_s or 0.0
+        self.cluster_w = float(self.given.nodes[:, 0].sum() * parameters.active_power_w)
+
+    def begin(self, which: NDArray[np.int64], episode_keys: NDArray[np.uint64]) -> None:
+        """Starts new episodes: a window of the stream each, at its first submission."""
+        kernel.begin_some(
+            np.ascontiguousarray(which),
+            np.ascontiguousarray(episode_keys),
+            self.table,
+            self.rules.constants,
+            self.rules.numbers,
+            self.given.stream,
+            self.given.nodes,
+            self.masks,
+        )
+
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        """What every kernel call takes, in its order."""
+        given = self.given
+        return (
+            self.table,
+            self.placed,
+            self.rules.constants,
+            self.rules.numbers,
+            given.stream,
+            given.nodes,
+            given.rate,
+            given.busy,
+        )
+
+    def advance(self, actions: NDArray[np.int64], legal: NDArray[np.bool_]) -> Transition:
+        """One choice in every cluster; a forbidden one changes nothing and takes no time."""
+        arrays = self._arrays()
+
+        def slice_of(first: int, last: int) -> None:
+            kernel.step_range(first, last, actions, legal, *arrays, self.brought, self.masks)
+
+        map_ranges(slice_of, self.num_envs, FEWEST_PER_SLICE)
+        lost = kernel.stranded(self.table, self.rules.constants)
+        assert lost < 0, f"cluster {lost} is empty, jobs wait and none can start"
+        brought, job_ms = self.brought, self.table[:, layout.STEP_JOB].copy()
+        discounted = self.parameters.discount_per_s > 0
+        vector = reward.vector_reward(
+            job_s=(brought[:, layout.DISCOUNTED] if discounted else job_ms) / 1000.0,
+            weighted_job_s=brought[:, layout.WEIGHTED] / 1000.0,
+            slowdown=brought[:, layout.SLOWDOWN],
+            idle_s=brought[:, layout.IDLE : layout.IDLE + layout.RESOURCES] / 1000.0,
+            unfairness=brought[:, layout.UNFAIRNESS],
+            joules=brought[:, layout.JOULES],
+            scale_s=self.given.mean_duration_s,
+            jobs=self.parameters.jobs_per_episode,
+            cluster_w=self.cluster_w,
+        )
+        elapsed_s = self.table[:, layout.STEP_TIME] / 1000.0
+        return Transition(
+            reward=reward.scalar_reward(vector, self.parameters.reward),
+            terminated=self.table[:, layout.DONE] != 0,
+            truncated=np.zeros(self.num_envs, dtype=np.bool_),
+            infos={
+                "vector_reward": vector,
+                "job_ms": job_ms,
+                "elapsed_s": elapsed_s,
+                "discount": np.exp(-self.parameters.discount_per_s * elapsed_s),
+            },
+        )
+
+    def observe(self, which: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Observations of the environments `which`."""
+        which = np.ascontiguousarray(which)
+        out: dict[str, NDArray[Any]] = {
+            name: np.zeros((len(which), *shape), dtype=np.float32)
+            for name, shape in self.shapes.items()
+        }
+
+        def slice_of(first: int, last: int) -> None:
+            observation.write_range(
+                first,
+                last,
+                which,
+                self.table,
+                self.rules.constants,
+                self.rules.numbers,
+                self.given.stream,
+                self.given.job_features,
+                self.given.nodes,
+                self.given.node_features,
+                self.epoch_s,
+                out["queue"],
+                out["nodes"],
+                out["running"],
+                out["cluster"],
+            )
+
+        map_ranges(slice_of, len(which), FEWEST_PER_SLICE)
+        out["action_mask"] = self.masks[which].view(np.int8)
+        return out
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Legal actions, (environments, actions)."""
+        return self.masks.copy()
+
+    def infos(self) -> dict[str, NDArray[Any]]:
+        """Clock, jobs done and the phase of the decision."""
+        return {
+            "now_s": self.table[:, layout.NOW] / 1000.0,
+            "finished": self.table[:, layout.FINISHED].copy(),
+            "phase": self.table[:, layout.PHASE].copy(),
+        }
+
+    def state(self, index: int) -> SchedulingState:
+        """Typed public state in raw units."""
+        row, given, parameters = self.table[index], self.given, self.parameters
+        nodes, slots = len(given.nodes), parameters.queue_slots
+        jobs = parameters.jobs_per_episode
+        window, now = int(row[layout.WINDOW]), int(row[layout.NOW])
+        shown = self._block(index, layout.B_SLOT_JOB, slots)[: row[layout.SLOTS_USED]].copy()
+        estimate_s = self._block(index, layout.B_ESTIMATE, jobs) / 1000.0
+        start_ms = self._block(index, layout.B_START, jobs)
+        running = self._block(index, layout.B_RUNNING, jobs)[: row[layout.RUNNING]].copy()
+        asked = given.stream[window + shown]
+        gpus = asked[:, layout.GPUS].copy()
+        amounts = asked[:, layout.DEMAND : layout.DEMAND + 4] * gpus[:, None] * 4 * _UNITS[1:]
+        choose = "placement" in parameters.decisions
+        first_level = slots + 1 + (len(parameters.placements) if choose else 0)
+        return SchedulingState(
+            now_s=now / 1000.0,
+            phase=int(row[layout.PHASE]),
+            chosen=int(row[layout.CHOSEN]),
+            advance=slots,
+            first_placement=slots + 1 if choose else -1,
+            first_level=first_level if "levels" in parameters.decisions else -1,
+            placements=tuple(parameters.placements),
+            free=self._block(index, layout.B_FREE, nodes, layout.RESOURCES) * _UNITS,
+            capacity=given.nodes[:, : layout.RESOURCES] * _UNITS,
+            kind=given.nodes[:, layout.KIND].copy(),
+            kinds=given.kinds,
+            rack=given.nodes[:, layout.RACK].copy(),
+            tentative=self._block(index, layout.B_TENTATIVE, nodes).copy(),
+            waiting=Waiting(
+                job=shown,
+                num_gpus=gpus,
+                age_s=(now + row[layout.ORIGIN] - asked[:, layout.SUBMIT]) / 1000.0,
+                estimate_s=estimate_s[shown],
+                cpu_cores=amounts[:, 0],
+                memory_bytes=amounts[:, 1],
+                io_bytes_per_s=amounts[:, 2],
+                network_bytes_per_s=amounts[:, 3],
+                startable=self._block(index, layout.B_STARTABLE, slots)[: len(shown)] != 0,
+                room=self._block(index, layout.B_FIT, slots, nodes)[: len(shown)].copy(),
+            ),
+            running=Running(
+                job=running,
+                gpus=self.placed[index, running].astype(np.int64),
+                elapsed_s=(now - start_ms[running]) / 1000.0,
+                estimate_s=estimate_s[running],
+            ),
+            backlog=int(row[layout.ARRIVED] - row[layout.SHOWN]),
+            finished=int(row[layout.FINISHED]),
+            jobs=jobs,
+        )
+
+    def _block(self, index: int, begin: int, *shape: int) -> NDArray[np.int64]:
+        """A view of a block of one environment's row."""
+        return self.rules.block(self.table[index : index + 1], begin, *shape)[0]
+
+    def instance(self, index: int) -> JobTable:
+        """The episode's jobs with their true durations, on the episode's clock."""
+        first = int(self.table[index, layout.WINDOW])
+        jobs = self.given.jobs.select(np.arange(first, first + self.parameters.jobs_per_episode))
+        origin_s = float(self.table[index, layout.ORIGIN]) / 1000.0
+        return jobs.with_columns(
+            {"submit_s": jobs.submit_ms / 1000.0 - origin_s},
+            synthetic="submit_s" in jobs.synthetic,
+        )
+
+    def schedule(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Start and completion of each job of the episode so far, seconds, NaN before; (jobs,)."""
+        jobs = self.parameters.jobs_per_episode
+        start_ms = self._block(index, layout.B_START, jobs)
+        finish_ms = self._block(index, layout.B_FINISH, jobs)
+        done = (start_ms >= 0) & (finish_ms <= self.table[index, layout.NOW])
+        return (
+            np.where(start_ms >= 0, start_ms / 1000.0, np.nan),
+            np.where(done, finish_ms / 1000.0, np.nan),
+        )
+
+    def render(self, index: int, mode: str) -> NDArray[np.uint8] | str:
+        """Gantt chart and utilisation, or text."""
+        from dtgym.envs.cluster_scheduling import render
+
+        return render.text(self, index) if mode == "ansi" else render.picture(self, index)

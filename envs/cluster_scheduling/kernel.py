@@ -1,0 +1,719 @@
+"""The compiled part of the dynamics: one row of the state is one cluster.
+
+Functions take the row `s` of one environment and the shared arrays (`layout` names all columns).
+They allocate nothing and release the interpreter lock. Events of one instant come in the engine's
+order: completions, arrivals, then decisions.
+
+All helpers stand in this one file on purpose: Numba's cache on disk does not notice a change in a
+helper of another file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from dtgym.envs.cluster_scheduling.layout import (
+    ARRIVED,
+    B_CROWD_AT,
+    B_ESTIMATE,
+    B_FINISH,
+    B_FIT,
+    B_FREE,
+    B_LEVEL_OK,
+    B_LEVELS,
+    B_NODES_USED,
+    B_PLACE_OK,
+    B_RUNNING,
+    B_SLOT_JOB,
+    B_START,
+    B_STARTABLE,
+    B_TENTATIVE,
+    BUSY,
+    BUSY_SCALE,
+    CAPACITY,
+    CHOSEN,
+    CHOSEN_LEVELS,
+    CROWD,
+    DEMAND,
+    DISCOUNTED,
+    DONE,
+    DURATION,
+    FINISHED,
+    GPUS,
+    HELD,
+    IDLE,
+    IDLE_WATTS,
+    JOB_WEIGHT,
+    JOULES,
+    K_CHOOSE_LEVELS,
+    K_CHOOSE_PLACE,
+    K_FIRST_WINDOW,
+    K_HORIZON,
+    K_JOBS,
+    K_KINDS,
+    K_NODES,
+    K_RACKS,
+    K_RULES,
+    K_SLOTS,
+    K_WINDOWS,
+    KIND,
+    L_ACTIVE_W,
+    L_IDLE_W,
+    L_LARGEST,
+    L_RULES,
+    LEVEL_CPU,
+    LEVEL_NETWORK,
+    LEVELS,
+    N_DISCOUNT,
+    N_SIGMA,
+    N_TOTAL,
+    NEXT_FINISH,
+    NOW,
+    ORIGIN,
+    PHASE,
+    PICK,
+    PLACE,
+    PROFILE,
+    RACK,
+    RESOURCES,
+    RUNNING,
+    SAME_RACK,
+    SHOWN,
+    SLOTS_USED,
+    SLOWDOWN,
+    SPREAD,
+    STEP_COLUMNS,
+    STEP_JOB,
+    STEP_TIME,
+    SUBMIT,
+    TYPE_0,
+    TYPE_BITS,
+    UNFAIRNESS,
+    UNIT_LEVELS,
+    WATTS,
+    WEIGHT,
+    WEIGHTED,
+    WINDOW,
+    WORST_FIT,
+)
+
+NEVER = np.int64(2**62)
+_LEVEL_COUNT = len(LEVELS)
+_TENS = np.array([100, 10, 1], dtype=np.int64)
+
+
+@njit(cache=True, nogil=True)
+def _mix(key: Any, counter: Any) -> Any:
+    """SplitMix64 at position `counter` of the stream of `key`."""
+    x = key + (np.uint64(counter) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True, nogil=True)
+def _uniform(key: Any, counter: Any) -> float:
+    return float(_mix(key, counter) >> np.uint64(11)) * 2.0**-53
+
+
+@njit(cache=True, nogil=True)
+def _level(levels: int, resource: int) -> int:
+    """Quarters of resource 1..4 under packed levels; memory (2) is never cut or stretched."""
+    if resource == 1:
+        return LEVELS[levels // 100]
+    if resource == 3:
+        return LEVELS[levels // 10 % 10]
+    if resource == 4:
+        return LEVELS[levels % 10]
+    return 4
+
+
+@njit(cache=True, nogil=True)
+def _refit(k: int, n: int, s: Any, c: Any, stream: Any, nodes: Any) -> None:
+    """Room for slot k's job on node n, in GPUs, at the least levels that may be chosen."""
+    row = s[WINDOW] + s[c[B_SLOT_JOB] + k]
+    free = c[B_FREE] + n * RESOURCES
+    room = s[free]
+    if (stream[row, TYPE_BITS] >> nodes[n, KIND]) & 1 == 0:
+        room = 0
+    if room > 0:
+        for r in range(1, RESOURCES):
+            need = stream[row, DEMAND + r - 1]
+            if need > 0:
+                need *= 2 if c[K_CHOOSE_LEVELS] and r != 2 else 4
+                if s[free + r] < need * room:
+                    room = s[free + r] // need
+    s[c[B_FIT] + k * c[K_NODES] + n] = room
+
+
+@njit(cache=True, nogil=True)
+def _on_nodes(
+    gang: int, fit: int, kind: int, emptiest: bool, write: bool, s: Any, c: Any, nodes: Any
+) -> bool:
+    """Best or worst fit, whole nodes for gangs larger than one, as the engine's `consolidate`.
+
+    Gangs up to the largest node's size go whole to the fullest (or emptiest) node with room;
+    larger ones take wholly free nodes, largest first, and one part-node.
+    """
+    count = c[K_NODES]
+    any_kind = c[K_KINDS]
+    tentative = c[B_TENTATIVE]
+    if gang <= c[c[L_LARGEST] + kind]:
+        best = -1
+        best_free = np.int64(0)
+        for n in range(count):
+            if s[fit + n] < gang or (kind != any_kind and nodes[n, KIND] != kind):
+                continue
+            if not write:
+                return True
+            free = s[c[B_FREE] + n * RESOURCES]
+            if best < 0 or (emptiest and free > best_free) or (not emptiest and free < best_free):
+                best = n
+                best_free = free
+        if best < 0:
+            return False
+        for n in range(count):
+            s[tentative + n] = 0
+        s[tentative + best] = gang
+        return True
+    for n in range(count):
+        s[tentative + n] = 0
+    missing = gang
+    while missing > 0:
+        best = -1
+        for n in range(count):
+            size = nodes[n, CAPACITY]
+            if (
+                s[tentative + n] == 0
+                and 0 < size <= missing
+                and s[fit + n] == size
+                and (kind == any_kind or nodes[n, KIND] == kind)
+                and (best < 0 or size > nodes[best, CAPACITY])
+            ):
+                best = n
+        part = missing
+        if best >= 0:
+            part = nodes[best, CAPACITY]
+        else:
+            best_free = np.int64(0)
+            for n in range(count):
+                free = s[c[B_FREE] + n * RESOURCES]
+                if (
+                    s[tentative + n] == 0
+                    and s[fit + n] >= missing
+                    and (kind == any_kind or nodes[n, KIND] == kind)
+                    and (
+                        best < 0
+                        or (emptiest and free > best_free)
+                        or (not emptiest and free < best_free)
+                    )
+                ):
+                    best = n
+                    best_free = free
+            if best < 0:
+                for n in range(count):
+                    s[tentative + n] = 0
+                return False
+        s[tentative + best] = part
+        missing -= part
+    if not write:
+        for n in range(count):
+            s[tentative + n] = 0
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _anywhere(gang: int, fit: int, rack: int, write: bool, s: Any, c: Any, nodes: Any) -> bool:
+    """GPUs wherever there is room (in one rack, or anywhere for -1), roomiest nodes first."""
+    count = c[K_NODES]
+    tentative = c[B_TENTATIVE]
+    total = 0
+    for n in range(count):
+        if rack < 0 or nodes[n, RACK] == rack:
+            total += s[fit + n]
+    if total < gang:
+        return False
+    if not write:
+        return True
+    for n in range(count):
+        s[tentative + n] = 0
+    missing = gang
+    while missing > 0:
+        best = -1
+        for n in range(count):
+            if (
+                s[tentative + n] == 0
+                and s[fit + n] > 0
+                and (rack < 0 or nodes[n, RACK] == rack)
+                and (best < 0 or s[fit + n] > s[fit + best])
+            ):
+                best = n
+        part = min(missing, s[fit + best])
+        s[tentative + best] = part
+        missing -= part
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _try_rule(k: int, rule: int, write: bool, s: Any, c: Any, stream: Any, nodes: Any) -> bool:
+    """Whether a rule places slot k's job; writes the GPUs per node if asked to."""
+    gang = stream[s[WINDOW] + s[c[B_SLOT_JOB] + k], GPUS]
+    fit = c[B_FIT] + k * c[K_NODES]
+    if rule == SPREAD:
+        return _anywhere(gang, fit, -1, write, s, c, nodes)
+    if rule == SAME_RACK:
+        rack = 0
+        while rack < c[K_RACKS] and not _anywhere(gang, fit, rack, write, s, c, nodes):
+            rack += 1
+        return rack < c[K_RACKS]
+    kind = rule - TYPE_0 if rule >= TYPE_0 else c[K_KINDS]
+    return _on_nodes(gang, fit, kind, rule == WORST_FIT, write, s, c, nodes)
+
+
+@njit(cache=True, nogil=True)
+def _judge(s: Any, c: Any, numbers: Any, stream: Any, nodes: Any) -> bool:
+    """Marks the slots whose jobs some rule can place now; returns whether there is any."""
+    anyone = False
+    free = np.int64(numbers[N_TOTAL]) - s[HELD]
+    startable = c[B_STARTABLE]
+    used = s[SLOTS_USED]
+    for k in range(used):
+        possible = False
+        if stream[s[WINDOW] + s[c[B_SLOT_JOB] + k], GPUS] <= free:
+            for p in range(c[K_RULES]):
+                if _try_rule(k, c[c[L_RULES] + p], False, s, c, stream, nodes):
+                    possible = True
+                    break
+        s[startable + k] = possible
+        anyone = anyone or possible
+    for k in range(used, c[K_SLOTS]):
+        s[startable + k] = 0
+    return anyone
+
+
+@njit(cache=True, nogil=True)
+def _show_more(s: Any, c: Any, stream: Any, nodes: Any) -> None:
+    """Fills empty slots with the oldest jobs that have arrived and are not shown yet."""
+    while s[SLOTS_USED] < c[K_SLOTS] and s[SHOWN] < s[ARRIVED]:
+        k = s[SLOTS_USED]
+        s[c[B_SLOT_JOB] + k] = s[SHOWN]
+        s[SLOTS_USED] = k + 1
+        s[SHOWN] += 1
+        for n in range(c[K_NODES]):
+            _refit(k, n, s, c, stream, nodes)
+
+
+@njit(cache=True, nogil=True)
+def _arrive(s: Any, c: Any, stream: Any) -> None:
+    """Takes in all jobs submitted up to now."""
+    while s[ARRIVED] < c[K_JOBS]:
+        job = s[ARRIVED]
+        row = s[WINDOW] + job
+        if stream[row, SUBMIT] - s[ORIGIN] > s[NOW]:
+            break
+        s[c[B_CROWD_AT] + job] = s[CROWD]
+        s[WEIGHT] += stream[row, JOB_WEIGHT]
+        s[ARRIVED] = job + 1
+
+
+@njit(cache=True, nogil=True)
+def _table_row(job: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any) -> int:
+    """Row of the speed tables for a placed job: a gang goes as fast as its slowest member."""
+    used = 0
+    rack = np.int64(-1)
+    locality = 0
+    kinds = np.int64(0)
+    for n in range(c[K_NODES]):
+        if placed[job, n] > 0:
+            used += 1
+            if rack >= 0 and nodes[n, RACK] != rack:
+                locality = 2
+            rack = nodes[n, RACK]
+            kinds |= 1 << nodes[n, KIND]
+    if used > 1 and locality == 0:
+        locality = 1
+    levels = s[c[B_LEVELS] + job]
+    profile = stream[s[WINDOW] + job, PROFILE]
+    best = -1
+    for kind in range(c[K_KINDS]):
+        if (kinds >> kind) & 1:
+            row = (profile * c[K_KINDS] + kind) * 3 + locality
+            row = (row * 5 + levels // 100) * 5 + levels // 10 % 10
+            row = row * 5 + levels % 10
+            if best < 0 or rate[row] < rate[best]:
+                best = row
+    return best
+
+
+@njit(cache=True, nogil=True)
+def _hold(
+    job: int, sign: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any
+) -> float:
+    """Takes (sign 1) or gives back (-1) what a placed job holds and uses; returns its rate."""
+    row = s[WINDOW] + job
+    levels = s[c[B_LEVELS] + job]
+    at = _table_row(job, s, placed, c, stream, nodes, rate)
+    share = busy[at * RESOURCES]
+    for n in range(c[K_NODES]):
+        gpus = np.int64(placed[job, n])
+        if gpus > 0:
+            free = c[B_FREE] + n * RESOURCES
+            s[free] -= sign * gpus
+            for r in range(1, RESOURCES):
+                s[free + r] -= sign * stream[row, DEMAND + r - 1] * _level(levels, r) * gpus
+            kind = nodes[n, KIND]
+            above = c[c[L_ACTIVE_W] + kind] - c[c[L_IDLE_W] + kind]
+            s[WATTS] += sign * gpus * share * above
+    gang = stream[row, GPUS]
+    s[HELD] += sign * gang
+    s[BUSY] += sign * gang * share * (BUSY_SCALE // 1000)
+    for r in range(1, RESOURCES):
+        amount = stream[row, DEMAND + r - 1] * _level(levels, r) * gang
+        s[HELD + r] += sign * amount
+        s[BUSY + r] += sign * amount * busy[at * RESOURCES + r] * (BUSY_SCALE // 1000)
+    return rate[at]
+
+
+@njit(cache=True, nogil=True)
+def _start(s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any) -> None:
+    """Starts the chosen slot's job on the tentative nodes at the chosen levels."""
+    k = s[CHOSEN]
+    slot = c[B_SLOT_JOB]
+    fit = c[B_FIT]
+    count = c[K_NODES]
+    job = s[slot + k]
+    used = 0
+    for n in range(count):
+        placed[job, n] = s[c[B_TENTATIVE] + n]
+        used += s[c[B_TENTATIVE] + n] > 0
+    s[c[B_NODES_USED] + job] = used
+    s[c[B_LEVELS] + job] = s[CHOSEN_LEVELS]
+    speed = _hold(job, 1, s, placed, c, stream, nodes, rate, busy)
+    # Division by 1 is exact, so an exclusive job on the reference GPU takes its duration exactly.
+    finish = s[NOW] + np.int64(np.ceil(stream[s[WINDOW] + job, DURATION] / speed))
+    s[c[B_START] + job] = s[NOW]
+    s[c[B_FINISH] + job] = finish
+    s[NEXT_FINISH] = min(s[NEXT_FINISH], finish)
+    s[c[B_RUNNING] + s[RUNNING]] = job
+    s[RUNNING] += 1
+    last = s[SLOTS_USED] - 1
+    for other in range(k, last):
+        s[slot + other] = s[slot + other + 1]
+    for word in range(fit + k * count, fit + last * count):
+        s[word] = s[word + count]
+    s[SLOTS_USED] = last
+    for n in range(count):
+        if s[c[B_TENTATIVE] + n] > 0:
+            for other in range(last):
+                _refit(other, n, s, c, stream, nodes)
+            s[c[B_TENTATIVE] + n] = 0
+    _show_more(s, c, stream, nodes)
+    s[PHASE] = PICK
+    s[CHOSEN] = -1
+
+
+@njit(cache=True, nogil=True)
+def _complete_due(
+    s: Any,
+    placed: Any,
+    c: Any,
+    numbers: Any,
+    stream: Any,
+    nodes: Any,
+    rate: Any,
+    busy: Any,
+    step: Any,
+) -> None:
+    """Ends all running jobs that are due now; the running list keeps its order."""
+    now = s[NOW]
+    running = c[B_RUNNING]
+    kept = 0
+    soonest = NEVER
+    for spot in range(s[RUNNING]):
+        job = s[running + spot]
+        finish = s[c[B_FINISH] + job]
+        if finish > now:
+            s[running + kept] = job
+            kept += 1
+            soonest = min(soonest, finish)
+            continue
+        _hold(job, -1, s, placed, c, stream, nodes, rate, busy)
+        row = s[WINDOW] + job
+        s[WEIGHT] -= stream[row, JOB_WEIGHT]
+        s[FINISHED] += 1
+        jct_ms = now - (stream[row, SUBMIT] - s[ORIGIN])
+        length_ms = stream[row, DURATION]
+        step[SLOWDOWN] += max(1.0, jct_ms / max(length_ms, 10_000))
+        if jct_ms > 0:
+            # Finish-time fairness against a 1/n share, n the mean number of jobs meanwhile.
+            crowd = (s[CROWD] - s[c[B_CROWD_AT] + job]) / jct_ms
+            slowed = max(1.0, stream[row, GPUS] * crowd / numbers[N_TOTAL])
+            step[UNFAIRNESS] += jct_ms / (max(length_ms, 1) * slowed)
+        for n in range(c[K_NODES]):
+            if placed[job, n] > 0:
+                for k in range(s[SLOTS_USED]):
+                    _refit(k, n, s, c, stream, nodes)
+    s[RUNNING] = kept
+    s[NEXT_FINISH] = soonest
+
+
+@njit(cache=True, nogil=True)
+def _pass_time(until: int, s: Any, numbers: Any, step: Any) -> None:
+    """Moves the clock and integrates everything that is integrated."""
+    span = until - s[NOW]
+    if span <= 0:
+        return
+    crowd = s[ARRIVED] - s[FINISHED]
+    s[STEP_JOB] += crowd * span
+    s[CROWD] += crowd * span
+    step[WEIGHTED] += s[WEIGHT] * 1e-3 * span
+    beta = numbers[N_DISCOUNT]
+    if beta > 0:
+        weight = np.exp(-beta * s[STEP_TIME]) * (1 - np.exp(-beta * span)) / beta
+        step[DISCOUNTED] += crowd * weight
+    s[STEP_TIME] += span
+    step[JOULES] += (s[IDLE_WATTS] + s[WATTS]) * 1e-6 * span
+    if crowd > s[RUNNING]:
+        for r in range(RESOURCES):
+            if numbers[N_TOTAL + r] > 0:
+                step[IDLE + r] += (1 - s[BUSY + r] / (numbers[N_TOTAL + r] * BUSY_SCALE)) * span
+    s[NOW] = until
+
+
+@njit(cache=True, nogil=True)
+def _advance(
+    waits: bool,
+    s: Any,
+    placed: Any,
+    c: Any,
+    numbers: Any,
+    stream: Any,
+    nodes: Any,
+    rate: Any,
+    busy: Any,
+    step: Any,
+) -> None:
+    """Handles events (one at least where the agent `waits`) until some job can be started.
+
+    Instants at which nobody could start anything are passed over: they hold no decision.
+    """
+    while waits or not _judge(s, c, numbers, stream, nodes):
+        waits = False
+        event = s[NEXT_FINISH]
+        if s[ARRIVED] < c[K_JOBS]:
+            event = min(event, stream[s[WINDOW] + s[ARRIVED], SUBMIT] - s[ORIGIN])
+        if event == NEVER:
+            # Every job fits the empty cluster, so a queue without events ahead can always start.
+            s[DONE] = s[FINISHED] == c[K_JOBS]
+            return
+        if 0 <= c[K_HORIZON] <= event:
+            _pass_time(c[K_HORIZON], s, numbers, step)
+            s[DONE] = 1
+            _judge(s, c, numbers, stream, nodes)
+            return
+        _pass_time(event, s, numbers, step)
+        if s[NEXT_FINISH] <= event:
+            _complete_due(s, placed, c, numbers, stream, nodes, rate, busy, step)
+        _arrive(s, c, stream)
+        _show_more(s, c, stream, nodes)
+
+
+@njit(cache=True, nogil=True)
+def _offer_levels(s: Any, c: Any, stream: Any) -> bool:
+    """Offers the levels of the present phase; passes over resources the job does not ask for.
+
+    Returns False where no phase is left, so that the job is to be started.
+    """
+    row = s[WINDOW] + s[c[B_SLOT_JOB] + s[CHOSEN]]
+    while s[PHASE] <= LEVEL_NETWORK:
+        which = s[PHASE] - LEVEL_CPU
+        resource = 1 if which == 0 else which + 2
+        need = stream[row, DEMAND + resource - 1]
+        if need > 0:
+            for choice in range(_LEVEL_COUNT):
+                good = True
+                for n in range(c[K_NODES]):
+                    gpus = s[c[B_TENTATIVE] + n]
+                    free = s[c[B_FREE] + n * RESOURCES + resource]
+                    if gpus > 0 and free < need * LEVELS[choice] * gpus:
+                        good = False
+                s[c[B_LEVEL_OK] + choice] = good
+            return True
+        s[PHASE] += 1
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _act(
+    action: int,
+    s: Any,
+    placed: Any,
+    c: Any,
+    numbers: Any,
+    stream: Any,
+    nodes: Any,
+    rate: Any,
+    busy: Any,
+    step: Any,
+) -> None:
+    """One legal action."""
+    slots = c[K_SLOTS]
+    rules = c[K_RULES]
+    phase = s[PHASE]
+    waits = phase == PICK and action == slots
+    if not waits:
+        if phase == PICK:
+            s[CHOSEN] = action
+            s[CHOSEN_LEVELS] = UNIT_LEVELS
+            if c[K_CHOOSE_PLACE]:
+                for p in range(rules):
+                    s[c[B_PLACE_OK] + p] = _try_rule(
+                        action, c[c[L_RULES] + p], False, s, c, stream, nodes
+                    )
+                s[PHASE] = PLACE
+                return
+            for p in range(rules):
+                if _try_rule(action, c[c[L_RULES] + p], True, s, c, stream, nodes):
+                    break
+            s[PHASE] = LEVEL_CPU
+        elif phase == PLACE:
+            rule = c[c[L_RULES] + action - slots - 1]
+            _try_rule(s[CHOSEN], rule, True, s, c, stream, nodes)
+            s[PHASE] = LEVEL_CPU
+        else:
+            choice = action - slots - 1 - (rules if c[K_CHOOSE_PLACE] else 0)
+            which = phase - LEVEL_CPU
+            old = s[CHOSEN_LEVELS] // _TENS[which] % 10
+            s[CHOSEN_LEVELS] += (choice - old) * _TENS[which]
+            s[PHASE] = phase + 1
+        if c[K_CHOOSE_LEVELS] and _offer_levels(s, c, stream):
+            return
+        _start(s, placed, c, stream, nodes, rate, busy)
+    _advance(waits, s, placed, c, numbers, stream, nodes, rate, busy, step)
+
+
+@njit(cache=True, nogil=True)
+def _write_mask(s: Any, c: Any, mask: Any) -> None:
+    """Legal actions of one environment."""
+    slots = c[K_SLOTS]
+    placements = c[K_RULES] if c[K_CHOOSE_PLACE] else 0
+    mask[:] = False
+    if s[PHASE] == PICK:
+        anyone = False
+        for k in range(slots):
+            good = s[c[B_STARTABLE] + k] != 0
+            mask[k] = good
+            anyone = anyone or good
+        # Where no event is ahead there is nothing to wait for.
+        ahead = s[RUNNING] > 0 or s[ARRIVED] < c[K_JOBS]
+        mask[slots] = ahead or not anyone
+    elif s[PHASE] == PLACE:
+        for p in range(placements):
+            mask[slots + 1 + p] = s[c[B_PLACE_OK] + p] != 0
+    else:
+        for choice in range(_LEVEL_COUNT):
+            mask[slots + 1 + placements + choice] = s[c[B_LEVEL_OK] + choice] != 0
+
+
+@njit(cache=True, nogil=True)
+def step_range(
+    first: int,
+    last: int,
+    actions: Any,
+    legal: Any,
+    state: Any,
+    placed: Any,
+    c: Any,
+    numbers: Any,
+    stream: Any,
+    nodes: Any,
+    rate: Any,
+    busy: Any,
+    step: Any,
+    masks: Any,
+) -> None:
+    """One step of environments [first, last); a forbidden action changes nothing."""
+    for i in range(first, last):
+        for column in range(STEP_COLUMNS):
+            step[i, column] = 0.0
+        s = state[i]
+        s[STEP_JOB] = 0
+        s[STEP_TIME] = 0
+        if legal[i] and s[DONE] == 0:
+            _act(actions[i], s, placed[i], c, numbers, stream, nodes, rate, busy, step[i])
+            _write_mask(s, c, masks[i])
+
+
+@njit(cache=True, nogil=True)
+def begin_some(
+    which: Any,
+    keys: Any,
+    state: Any,
+    c: Any,
+    numbers: Any,
+    stream: Any,
+    nodes: Any,
+    masks: Any,
+) -> None:
+    """Starts new episodes: draws the window of the stream and the errors of the estimates."""
+    for place in range(which.shape[0]):
+        i = which[place]
+        key = keys[place]
+        s = state[i]
+        for word in range(c[B_SLOT_JOB]):
+            s[word] = 0
+        window = c[K_FIRST_WINDOW] + np.int64(_mix(key, 0) % np.uint64(c[K_WINDOWS]))
+        s[WINDOW] = window
+        s[ORIGIN] = stream[window, SUBMIT]
+        s[PHASE] = PICK
+        s[CHOSEN] = -1
+        s[NEXT_FINISH] = NEVER
+        idle = np.int64(0)
+        for n in range(c[K_NODES]):
+            idle += nodes[n, CAPACITY] * c[c[L_IDLE_W] + nodes[n, KIND]]
+            s[c[B_TENTATIVE] + n] = 0
+            for r in range(RESOURCES):
+                s[c[B_FREE] + n * RESOURCES + r] = nodes[n, CAPACITY + r]
+        s[IDLE_WATTS] = idle * 1000
+        sigma = numbers[N_SIGMA]
+        for job in range(c[K_JOBS]):
+            s[c[B_START] + job] = -1
+            s[c[B_FINISH] + job] = -1
+            length = stream[window + job, DURATION]
+            if sigma > 0:
+                # Box-Muller; 1 - u keeps the logarithm finite.
+                radius = np.sqrt(-2 * np.log(1 - _uniform(key, 1 + 2 * job)))
+                z = radius * np.cos(2 * np.pi * _uniform(key, 2 + 2 * job))
+                length = np.int64(length * np.exp(sigma * z))
+            s[c[B_ESTIMATE] + job] = length
+        _arrive(s, c, stream)
+        _show_more(s, c, stream, nodes)
+        # The cluster is empty and every job fits it, so the first decision is now.
+        _judge(s, c, numbers, stream, nodes)
+        _write_mask(s, c, masks[i])
+
+
+@njit(cache=True, nogil=True)
+def fits_first_slot(s: Any, c: Any, numbers: Any, stream: Any, nodes: Any) -> bool:
+    """Whether some offered rule places the job in slot 0 of the row `s`."""
+    for n in range(c[K_NODES]):
+        _refit(0, n, s, c, stream, nodes)
+    return _judge(s, c, numbers, stream, nodes)
+
+
+@njit(cache=True, nogil=True)
+def stranded(state: Any, c: Any) -> int:
+    """First environment in which jobs wait, nothing can start and no event is ahead; else -1."""
+    for i in range(state.shape[0]):
+        s = state[i]
+        if s[DONE] or s[PHASE] != PICK or s[RUNNING] > 0 or s[ARRIVED] < c[K_JOBS]:
+            continue
+        anyone = False
+        for k in range(s[SLOTS_USED]):
+            anyone = anyone or s[c[B_STARTABLE] + k] != 0
+        if not anyone:
+            return i
+    return -1

@@ -1,0 +1,144 @@
+"""Writes observations of a batch into fresh arrays; the features are named in `types`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from dtgym.envs.cluster_scheduling.layout import (
+    ARRIVED,
+    B_ESTIMATE,
+    B_FREE,
+    B_NODES_USED,
+    B_RUNNING,
+    B_SLOT_JOB,
+    B_START,
+    B_STARTABLE,
+    B_TENTATIVE,
+    BUSY,
+    BUSY_SCALE,
+    CAPACITY,
+    CHOSEN,
+    FINISHED,
+    HELD,
+    K_JOBS,
+    K_NODES,
+    N_SIGMA,
+    N_TOTAL,
+    NOW,
+    ORIGIN,
+    PHASE,
+    RESOURCES,
+    RUNNING,
+    SHOWN,
+    SLOTS_USED,
+    SUBMIT,
+    WINDOW,
+)
+
+STATIC_JOB = 11
+"""Queue features 1 to 11 depend on the job alone and are computed once per stream."""
+STATIC_NODE = 3
+"""Node features 0 to 2 depend on the node alone."""
+
+
+_ROOT_HOUR = np.float32(np.sqrt(3_600_000.0))
+
+
+@njit(cache=True, nogil=True)
+def squashed_time(milliseconds: int) -> float:
+    """``sqrt(t) / (sqrt(t) + sqrt(1 h))``: an hour is 0.5, a minute 0.11, a hundred hours 0.91."""
+    root = np.sqrt(np.float32(max(milliseconds, 0)))
+    return root / (root + _ROOT_HOUR)
+
+
+@njit(cache=True, nogil=True)
+def write_range(
+    first: int,
+    last: int,
+    which: Any,
+    state: Any,
+    c: Any,
+    numbers: Any,
+    stream: Any,
+    job_features: Any,
+    nodes: Any,
+    node_features: Any,
+    epoch_s: float,
+    queue: Any,
+    node_out: Any,
+    running: Any,
+    cluster: Any,
+) -> None:
+    """Observations of environments which[first:last].
+
+    Args:
+        first: First place in `which`.
+        last: End of the places.
+        which: Environments asked for.
+        state: See `layout`, as the next three.
+        c: See there.
+        numbers: See there.
+        stream: See there.
+        job_features: (stream rows, STATIC_JOB) float32.
+        nodes: See `layout`.
+        node_features: (nodes, STATIC_NODE) float32.
+        epoch_s: Unix time of the stream's origin.
+        queue: (places, slots, features) of zeros, written.
+        node_out: (places, nodes, features) of zeros, written.
+        running: (places, rows, features) of zeros, written.
+        cluster: (places, features) of zeros, written.
+    """
+    count = c[K_NODES]
+    for place in range(first, last):
+        s = state[which[place]]
+        window = s[WINDOW]
+        now = s[NOW]
+        for k in range(s[SLOTS_USED]):
+            job = s[c[B_SLOT_JOB] + k]
+            row = window + job
+            queue[place, k, 0] = 1.0
+            for f in range(STATIC_JOB):
+                queue[place, k, 1 + f] = job_features[row, f]
+            queue[place, k, 12] = squashed_time(s[c[B_ESTIMATE] + job])
+            queue[place, k, 13] = squashed_time(now - (stream[row, SUBMIT] - s[ORIGIN]))
+            queue[place, k, 14] = s[c[B_STARTABLE] + k]
+        if s[CHOSEN] >= 0:
+            queue[place, s[CHOSEN], 15] = 1.0
+        for n in range(count):
+            for f in range(STATIC_NODE):
+                node_out[place, n, f] = node_features[n, f]
+            for r in range(RESOURCES):
+                if nodes[n, CAPACITY + r] > 0:
+                    free = s[c[B_FREE] + n * RESOURCES + r]
+                    node_out[place, n, STATIC_NODE + r] = free / nodes[n, CAPACITY + r]
+            if nodes[n, CAPACITY] > 0:
+                share = s[c[B_TENTATIVE] + n] / nodes[n, CAPACITY]
+                node_out[place, n, STATIC_NODE + RESOURCES] = share
+        for spot in range(min(s[RUNNING], running.shape[1])):
+            job = s[c[B_RUNNING] + spot]
+            elapsed = now - s[c[B_START] + job]
+            running[place, spot, 0] = 1.0
+            running[place, spot, 1] = job_features[window + job, 0]
+            running[place, spot, 2] = squashed_time(s[c[B_ESTIMATE] + job] - elapsed)
+            running[place, spot, 3] = squashed_time(elapsed)
+            running[place, spot, 4] = s[c[B_NODES_USED] + job] / count
+        cluster[place, s[PHASE]] = 1.0
+        for r in range(RESOURCES):
+            if numbers[N_TOTAL + r] > 0:
+                cluster[place, 5 + r] = s[HELD + r] / numbers[N_TOTAL + r]
+                cluster[place, 10 + r] = s[BUSY + r] / (numbers[N_TOTAL + r] * BUSY_SCALE)
+        backlog = s[ARRIVED] - s[SHOWN]
+        cluster[place, 15] = backlog / (8.0 + backlog)
+        cluster[place, 16] = (c[K_JOBS] - s[ARRIVED]) / c[K_JOBS]
+        cluster[place, 17] = (c[K_JOBS] - s[FINISHED]) / c[K_JOBS]
+        cluster[place, 18] = min(numbers[N_SIGMA], 1.0)
+        clock_s = epoch_s + (s[ORIGIN] + now) * 1e-3
+        day = 2 * np.pi * ((clock_s / 86400.0) % 1.0)
+        week = 2 * np.pi * ((clock_s / 604800.0) % 1.0)
+        cluster[place, 19] = np.sin(day)
+        cluster[place, 20] = np.cos(day)
+        cluster[place, 21] = np.sin(week)
+        cluster[place, 22] = np.cos(week)
