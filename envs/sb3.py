@@ -4,8 +4,6 @@ Stable-Baselines3 takes its own ``VecEnv``, not Gymnasium's ``VectorEnv``. `Sb3V
 batches through: no Python per environment and step, except where episodes end.
 
 Example:
-    >>> import gymnasium as gym
-    >>> import dtgym.envs
     >>> from dtgym.envs.sb3 import make
     >>> env = make("dtgym/CommunicationTuning-v0", num_envs=4, seed=0)
     >>> env.reset().shape[0]
