@@ -11,7 +11,7 @@ Own format, one model::
       1: [[1, [134021120, 5242880, 6553600]], ...]   # parameters, output, stored elements
     times_s:                      # by accelerator, tensor-parallel size and samples:
       A100-40:
-        1: {1: [[1, [0.0031, 0.0, 0.0066]], ...]}    # forward, backward, optimizer update
+        1: {1: [[1, [0.0031, 0.0, 0.0066]], ...]}    # forward, backward, model update
 
 Sailor's format, several models: ``sizes[model]["tp1"]`` and
 ``times[model][accelerator]["mbs1_tp1"]`` with the same values, 4 bytes per element.
@@ -45,7 +45,7 @@ class LayerProfile:
         sizes: By tensor-parallel size: (layers, 3) parameters per accelerator, output elements and
             stored elements per sample.
         times_s: By accelerator, tensor-parallel size and samples: (layers, 3) forward, backward,
-            optimizer update.
+            and the optimizer update of the whole model, repeated on each of its layers.
     """
 
     model: str
@@ -116,8 +116,8 @@ def profiled_tables(
     rows, borders = len(pairs), max(model.layers for model, _ in pairs) + 1
     forward_s = np.full((rows, sizes.size, samples.size, borders), np.nan)
     backward_s = forward_s.copy()
-    update_s = np.full((rows, sizes.size, borders), np.nan)
-    parameters = update_s.copy()
+    update_s = forward_s.copy()
+    parameters = np.full((rows, sizes.size, borders), np.nan)
     activation_bytes = np.full((rows, len(RECOMPUTE), sizes.size, borders), np.nan)
     largest = np.zeros((rows, sizes.size))
     output = np.zeros((rows, borders))
@@ -130,11 +130,11 @@ def profiled_tables(
                 b = int(np.searchsorted(samples, batch))
                 forward_s[row, t, b, :stop] = _prefix(layer_times[:, 0])
                 backward_s[row, t, b, :stop] = _prefix(layer_times[:, 1])
+                # A profile repeats the whole model's update on every layer.
+                update_s[row, t, b, :stop] = _prefix(layer_times[:, 2] / model.layers)
             if tp not in model.sizes or not measured:
                 continue
             layer = model.sizes[tp]
-            slowest = np.max([layer_times[:, 2] for layer_times in measured.values()], axis=0)
-            update_s[row, t, :stop] = _prefix(slowest / model.layers)
             parameters[row, t, :stop] = _prefix(layer[:, 0])
             stored = layer[:, 2] * model.bytes_per_element
             inputs = np.concatenate(([0.0], layer[:-1, 1])) * model.bytes_per_element

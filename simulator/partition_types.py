@@ -58,7 +58,7 @@ class CostTables:
         backward_s: (R, T, B, L + 1), without recompute.
         selective_s: (R, T, B, L + 1) what selective recompute adds to a backward; full recompute
             adds a forward.
-        update_s: (R, T, L + 1) optimizer.
+        update_s: (R, T, B, L + 1) optimizer; (R, T, L + 1) is taken for every number of samples.
         parameters: (R, T, L + 1) per accelerator.
         activation_bytes: (R, 3, T, L + 1) stored per sample and accelerator, by recompute.
         largest_activation_bytes: (R, T) of one layer per sample: what full recompute rebuilds.
@@ -91,13 +91,15 @@ class CostTables:
             "forward_s": full,
             "backward_s": full,
             "selective_s": full,
-            "update_s": (rows, sizes, borders),
+            "update_s": full,
             "parameters": (rows, sizes, borders),
             "activation_bytes": (rows, len(RECOMPUTE), sizes, borders),
             "largest_activation_bytes": (rows, sizes),
             "output_elements": (rows, borders),
         }.items():
             array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            if name == "update_s" and array.ndim == 3:
+                array = np.repeat(array[:, :, None], self.samples.size, axis=2)
             if array.shape != shape:
                 raise InvalidInput(f"CostTables.{name} must have shape {shape}, got {array.shape}")
             _set(self, name, array)
@@ -107,10 +109,10 @@ class CostTables:
     @cached_property
     def packed(self) -> tuple[Floats, Floats, Floats]:
         """Times, amounts and largest layers as the kernel takes them."""
-        times = (self.forward_s, self.backward_s, self.selective_s)
-        output = np.broadcast_to(self.output_elements[:, None], self.update_s.shape)
+        times = (self.forward_s, self.backward_s, self.selective_s, self.update_s)
+        output = np.broadcast_to(self.output_elements[:, None], self.parameters.shape)
         stored = np.moveaxis(self.activation_bytes, 1, -1)
-        amounts = np.stack((self.update_s, self.parameters, output), axis=-1)
+        amounts = np.stack((self.parameters, output), axis=-1)
         return (
             np.stack(times, axis=-1),
             np.ascontiguousarray(np.concatenate((amounts, stored), axis=-1)),

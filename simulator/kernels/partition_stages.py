@@ -47,8 +47,8 @@ CLUSTER_COLUMNS = (
 ROW, TOP, NODES, PER_NODE, CAPACITY, MEMORY_RATE = range(6)
 INTRA_RATE, INTER_RATE, NODE_RATE, INTRA_LATENCY, INTER_LATENCY, PRICE = range(6, 12)
 WAN_RATE, WAN_DELAY, WAN_PRICE = range(3)
-FORWARD, BACKWARD, SELECTIVE = range(3)
-UPDATE, PARAMETERS, OUTPUT, STORED = range(4)
+FORWARD, BACKWARD, SELECTIVE, UPDATE = range(4)
+PARAMETERS, OUTPUT, STORED = range(3)
 OUT_FORWARD, OUT_BACKWARD, OUT_SYNCHRONISE, OUT_UPDATE, OUT_MEMORY, OUT_SLACK = range(6)
 OUT_ACTIVATION, OUT_GRADIENT = range(2)
 OUT_USD_PER_S, OUT_TRAFFIC = range(2)
@@ -91,10 +91,10 @@ def stage_costs(
     """Fills the costs of plans `first` to `last` - 1.
 
     Args:
-        times: (rows, tensor sizes, samples, layers + 1, 3) prefix sums of forward, backward and
-            selective recompute.
-        amounts: (rows, tensor sizes, layers + 1, 6) prefix sums of update and parameters, output
-            elements of the border, prefix sums of stored bytes by recompute.
+        times: (rows, tensor sizes, samples, layers + 1, 4) prefix sums of forward, backward,
+            selective recompute and update.
+        amounts: (rows, tensor sizes, layers + 1, 5) prefix sums of parameters, output elements of
+            the border, prefix sums of stored bytes by recompute.
         largest_bytes: (rows, tensor sizes) stored bytes of the largest layer.
         tensor_index: Index of each tensor-parallel size, -1 where there is none.
         sample_low: Lower index of each number of samples, -1 where there is none.
@@ -260,6 +260,7 @@ def stage_costs(
                 r = int(clusters[i, c, ROW])
                 f = times[r, k, low, stop, FORWARD] - times[r, k, low, start, FORWARD]
                 b = times[r, k, low, stop, BACKWARD] - times[r, k, low, start, BACKWARD]
+                u = times[r, k, low, stop, UPDATE] - times[r, k, low, start, UPDATE]
                 if kind == 1:
                     b += times[r, k, low, stop, SELECTIVE] - times[r, k, low, start, SELECTIVE]
                 elif kind == 2:
@@ -274,9 +275,10 @@ def stage_costs(
                         )
                     elif kind == 2:
                         b2 += f2
+                    u2 = times[r, k, high, stop, UPDATE] - times[r, k, high, start, UPDATE]
                     f += up * (f2 - f)
                     b += up * (b2 - b)
-                u = amounts[r, k, stop, UPDATE] - amounts[r, k, start, UPDATE]
+                    u += up * (u2 - u)
                 # Not-a-number must survive: the negated comparisons let it through.
                 if not f <= forward:
                     forward = f
