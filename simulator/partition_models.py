@@ -160,6 +160,9 @@ def _layers(model: Transformer, node: Node, tp: int, samples: int) -> list[tuple
         scalars,
         parts,
         memory,
+        np.empty((count, stages)),
+        np.empty(count, dtype=np.int64),
+        np.empty(count),
     )
     whole = np.stack(
         [

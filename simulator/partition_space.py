@@ -144,7 +144,7 @@ class PlanSpace:
         tables, assumptions = problem.tables, problem.assumptions
         instances, clusters = problem.row.shape
         kind = partition.RECOMPUTE.index(rules.recompute)
-        borders = tables.output_elements.copy()
+        borders = np.nan_to_num(tables.output_elements)
         borders[:, 0] = 0.0
         borders[np.arange(len(borders)), tables.layers] = 0.0
         compute_bytes = assumptions.wire_bytes_per_element[
@@ -392,6 +392,29 @@ class PlanSpace:
     def new_builds(self, num_envs: int) -> kernels.Builds:
         """Empty plans under construction."""
         return kernels.new_builds(num_envs, self.problem.clusters, self.rules.max_stages)
+
+    def lay_down(self, builds: kernels.Builds, index: int, candidate: Candidate) -> None:
+        """Puts a whole candidate in place of plan `index`, as if it had been built.
+
+        Raises:
+            InvalidInput: A choice that the space does not have.
+        """
+        instance = int(builds.instance[index])
+        builds.micro_batch[index] = _index(
+            "microbatch", self.microbatch[instance], candidate.microbatch
+        )
+        builds.head[index] = kernels.DONE
+        builds.stage[index] = len(candidate.stages)
+        builds.layer[index] = candidate.stages[-1].high
+        for s, stage in enumerate(candidate.stages):
+            builds.cluster[index, s] = stage.cluster
+            builds.visited[index, stage.cluster] = True
+            builds.gpus[index, s] = _index("gpus", self.gpu_options, stage.gpus)
+            builds.tensor[index, s] = _index("tp", self.tensor_options, stage.tp)
+            builds.border[index, s + 1] = stage.high
+            builds.wire[index, s] = stage.wire
+            builds.extra[index, s] = stage.extra
+        builds.current[index] = candidate.stages[-1].cluster
 
     def built_plans(self, builds: kernels.Builds, which: NDArray[np.int64]) -> Plans:
         """The finished plans of the environments `which` as arrays for the evaluator."""

@@ -480,3 +480,126 @@ def _place(space, builds, n, high):
         builds.stage[n] = stage + 1
     else:
         builds.head[n] = WARMUP
+
+
+# Moves on a whole plan, as (kind, direction); the place is a stage, or the stage behind a border.
+MOVE_BORDER, MOVE_TENSOR, MOVE_GPUS, MOVE_WIRE, MOVE_WARMUP, MOVE_MICRO_BATCH, MOVE_STOP = range(7)
+
+
+def move_table(stages: int) -> NDArray[np.int64]:
+    """Every move on plans of up to `stages` stages: (moves, 3) kind, place, direction.
+
+    The last move stops.
+    """
+    rows = [
+        (kind, place, direction)
+        for kind in (MOVE_BORDER, MOVE_TENSOR, MOVE_GPUS, MOVE_WIRE, MOVE_WARMUP)
+        for place in range(int(kind in (MOVE_BORDER, MOVE_WIRE)), stages)
+        for direction in (-1, 1)
+    ]
+    rows += [(MOVE_MICRO_BATCH, 0, -1), (MOVE_MICRO_BATCH, 0, 1), (MOVE_STOP, 0, 0)]
+    return np.array(rows, dtype=np.int64)
+
+
+@njit(cache=True, nogil=True)
+def is_feasible(space, builds, n):
+    """Whether a whole plan keeps every rule of the evaluator (memory by the rule of `_depth`)."""
+    i, b, stages = builds.instance[n], builds.micro_batch[n], builds.stage[n]
+    if b < 0 or b >= space.microbatches.shape[1] or space.microbatches[i, b] == 0:
+        return False
+    placed = 0
+    for s in range(stages):
+        c, g, t = builds.cluster[n, s], builds.gpus[n, s], builds.tensor[n, s]
+        extra = builds.extra[n, s]
+        low, high = builds.border[n, s], builds.border[n, s + 1]
+        if not 0 <= g < len(space.gpu_options) or not 0 <= t < space.legal.shape[4]:
+            return False
+        if high <= low or extra < 0 or extra > MAX_EXTRA_WARMUP:
+            return False
+        if s > 0 and extra > builds.extra[n, s - 1] + 1:
+            return False
+        if s > 0 and c != builds.cluster[n, s - 1]:
+            placed = 0
+            wire = builds.wire[n, s]
+            if wire < 0 or wire >= space.wires.shape[1] or not space.wires[i, wire]:
+                return False
+        if not space.legal[i, c, b, g, t]:
+            return False
+        placed = _placed(space, placed, g, t)
+        if placed > space.cluster_gpus[i, c]:
+            return False
+        wanted = min(stages - s + extra, space.microbatches[i, b])
+        if _depth(space, i, c, b, g, t, low, high) < wanted:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _shift(space, builds, n, kind, place, direction):
+    """Carries out a move, legal or not; False where it changes nothing that is read."""
+    stages = builds.stage[n]
+    if kind == MOVE_MICRO_BATCH:
+        builds.micro_batch[n] += direction
+        return True
+    if place >= stages:
+        return False
+    if kind == MOVE_BORDER:
+        builds.border[n, place] += direction
+    elif kind == MOVE_TENSOR:
+        builds.tensor[n, place] += direction
+    elif kind == MOVE_GPUS:
+        builds.gpus[n, place] += direction
+    elif kind == MOVE_WARMUP:
+        builds.extra[n, place] += direction
+        return place < stages - 1
+    elif kind == MOVE_WIRE:
+        i = builds.instance[n]
+        wire = builds.wire[n, place] + direction
+        while 0 <= wire < space.wires.shape[1] and not space.wires[i, wire]:
+            wire += direction
+        builds.wire[n, place] = wire
+        return builds.cluster[n, place] != builds.cluster[n, place - 1]
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _undo(builds, n, saved, wire, kind, place, direction):
+    """Takes back what `_shift` did."""
+    if kind == MOVE_MICRO_BATCH:
+        builds.micro_batch[n] -= direction
+    elif place < saved:
+        if kind == MOVE_BORDER:
+            builds.border[n, place] -= direction
+        elif kind == MOVE_TENSOR:
+            builds.tensor[n, place] -= direction
+        elif kind == MOVE_GPUS:
+            builds.gpus[n, place] -= direction
+        elif kind == MOVE_WARMUP:
+            builds.extra[n, place] -= direction
+        elif kind == MOVE_WIRE:
+            builds.wire[n, place] = wire
+
+
+@njit(cache=True, nogil=True)
+def move_masks(space, builds, moves, first, last, mask):
+    """Moves that lead to a feasible plan, into `mask` (N, moves); stopping is always legal."""
+    for n in range(first, last):
+        stages = builds.stage[n]
+        for m in range(len(moves)):
+            kind, place, direction = moves[m, 0], moves[m, 1], moves[m, 2]
+            if kind == MOVE_STOP:
+                mask[n, m] = True
+                continue
+            wire = builds.wire[n, place]
+            changed = _shift(space, builds, n, kind, place, direction)
+            mask[n, m] = changed and is_feasible(space, builds, n)
+            _undo(builds, n, stages, wire, kind, place, direction)
+
+
+@njit(cache=True, nogil=True)
+def move(space, builds, moves, actions, legal):
+    """Carries out one move in every environment; forbidden ones change nothing."""
+    for n in range(len(actions)):
+        kind, place, direction = moves[actions[n], 0], moves[actions[n], 1], moves[actions[n], 2]
+        if legal[n] and kind != MOVE_STOP:
+            _shift(space, builds, n, kind, place, direction)
