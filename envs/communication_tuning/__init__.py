@@ -33,7 +33,7 @@ SPECS = (
     ),
     _spec(
         "-Toy",
-        "ByteScheduler's three layers: 9 s at best (action 1), 10.5 s by default",
+        "ByteScheduler's three layers: 9 s at best (action 1), 13 s by default",
         model="toy",
         scenario="toy",
         architecture="ps",

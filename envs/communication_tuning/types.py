@@ -89,7 +89,8 @@ class Parameters:
                 raise InvalidInput(f"{name} must hold ascending sizes in bytes")
             object.__setattr__(self, name, tuple(float(size) for size in grid))
         at_least("restart_s", self.restart_s, 0, "s")
-        at_least("measurement_noise", self.measurement_noise, 0)
+        if at_least("measurement_noise", self.measurement_noise, 0) > 1:
+            raise InvalidInput(f"measurement_noise must be at most 1, got {self.measurement_noise}")
         if (self.scenario == "trace") != (self.trace_file is not None):
             raise InvalidInput("trace_file and scenario='trace' go together: give both or neither")
 

@@ -368,6 +368,7 @@ def test_every_model_and_scenario_stays_within_the_observation_space():
         ({"credit_grid_bytes": [float("nan")]}, "credit_grid_bytes must be finite"),
         ({"restart_s": -1}, "restart_s must be at least 0 s"),
         ({"measurement_noise": float("inf")}, "measurement_noise must be finite"),
+        ({"measurement_noise": 5}, "measurement_noise must be at most 1"),
         ({"scenario": "trace"}, "trace_file"),
         ({"trace_file": "trace.csv"}, "trace_file"),
         ({"modle": "vgg16"}, "unknown argument modle"),
