@@ -100,21 +100,31 @@ def _replayed(solution: Solution) -> gym.Env[Any, Any]:
 
 
 def print_table(result: TableResult, console: Console) -> None:
-    """Prints a table to the terminal."""
+    """Prints a table to the terminal, in short; all of it is in ``table.md``."""
     table = result.table
     grid = Table(title=table.title, title_justify="left")
+    grid.add_column("method", no_wrap=True)
+    grid.add_column("kind")
     for heading in (
-        "method", "kind", f"IQM {table.score.name} [95 %]", "mean [95 %]",
-        f"difference to {table.reference} [95 %]", f"P(better than {table.reference})",
-        "evaluations to prepare", "an episode",
+        table.score.name, f"difference to {table.reference}", "P(better)", "evaluations to prepare",
     ):  # fmt: skip
-        grid.add_column(heading, justify="left" if heading in ("method", "kind") else "right")
+        grid.add_column(heading, justify="right")
     for row in result.rows:
+        is_reference = row.row.name == table.reference
         style = "dim" if row.oracle else "bold" if row.row.kind == "learned" else None
-        grid.add_row(*tables.cells(row, table.reference), style=style)
+        grid.add_row(
+            row.row.name,
+            row.kind,
+            tables.interval(row.mean, digits=3),
+            "reference" if is_reference else tables.interval(row.difference, sign="+", digits=3),
+            "" if is_reference else f"{row.improvement.point:.2f}",
+            f"{row.preparation_evaluations:,.0f}",
+            style=style,
+        )
     console.print(grid)
+    console.print("mean over episodes with its 95 % bootstrap interval", highlight=False)
     for line in result.statements:
-        console.print(f"- {line}", highlight=False)
+        console.print(f"- {line}", highlight=False, soft_wrap=True)
 
 
 def print_failures(failures: Sequence[Failure]) -> None:

@@ -1,8 +1,10 @@
 """Suites: named, versioned, plain-data lists of training instances and unseen test instances.
 
 A suite is a YAML file (see ``experiments/suites/``). Each entry names keyword arguments of one
-environment and a range of seeds; a ``grid`` stands for every combination of its lists. Training
-and test seeds never overlap, so a test episode is one that no method has prepared on.
+environment and a range of seeds; a ``grid`` stands for every combination of its lists, each with
+a range of its own, one after the other (equal seeds draw equal networks in several environments:
+episodes of two instances would not be independent). Training and test seeds never overlap, so a
+test episode is one that no method has prepared on.
 """
 
 from __future__ import annotations
@@ -172,11 +174,12 @@ def _expand(entries: list[_Entry], source: str) -> tuple[Instance, ...]:
     for number, entry in enumerate(entries):
         if entry.name is None and not entry.grid:
             raise InvalidInput(f"{source}.{number}: an entry without a grid needs a name")
-        for values in itertools.product(*entry.grid.values()):
+        for place, values in enumerate(itertools.product(*entry.grid.values())):
             parts = [entry.name] if entry.name else []
             name = "-".join(parts + [str(value) for value in values])
             kwargs = {**entry.env_kwargs, **dict(zip(entry.grid, values, strict=True))}
-            instances.append(Instance(name, kwargs, entry.seeds.first, entry.seeds.count))
+            first = entry.seeds.first + place * entry.seeds.count
+            instances.append(Instance(name, kwargs, first, entry.seeds.count))
     seen: set[str] = set()
     for instance in instances:
         if instance.name in seen:

@@ -85,7 +85,7 @@ class TableFile(Document):
         notes: Definitions a reader needs, printed below the table.
         suite: Name of the suite.
         seeds: Run seeds 0, 1, ...; ``--seeds`` overrides it.
-        episodes: Test episodes per instance and run seed.
+        episodes: Test episodes per instance and run seed; two at least, for an interval.
         score: What rows are judged by.
         reference: Label of the row all others are held against.
         rows: The methods.
@@ -99,7 +99,7 @@ class TableFile(Document):
     notes: list[str] = Field(default_factory=list)
     suite: str
     seeds: Annotated[int, Field(ge=1)]
-    episodes: Annotated[int, Field(ge=1)]
+    episodes: Annotated[int, Field(ge=2)]
     score: Score
     reference: str
     rows: Annotated[list[Row], Field(min_length=1)]

@@ -237,18 +237,25 @@ def cells(row: RowResult, reference: str) -> list[str]:
     return [
         row.row.name,
         row.kind,
-        _interval(row.iqm),
-        _interval(row.mean),
-        "reference" if is_reference else _interval(row.difference, sign="+"),
+        interval(row.iqm),
+        interval(row.mean),
+        "reference" if is_reference else interval(row.difference, sign="+"),
         "" if is_reference else f"{row.improvement.point:.2f}",
         f"{row.preparation_evaluations:,.0f}",
         f"{row.evaluations_per_episode:,.0f}",
     ]
 
 
-def _interval(estimate: Estimate, sign: str = "") -> str:
+def interval(estimate: Estimate, *, sign: str = "", digits: int = 4) -> str:
+    """A figure with its interval, as text.
+
+    Example:
+        >>> interval(Estimate(1.0, 0.5, 1.25), sign="+", digits=2)
+        '+1.00 [+0.50, +1.25]'
+    """
     point, low, high = (
-        format(value, f"{sign}.4f") for value in (estimate.point, estimate.low, estimate.high)
+        format(value, f"{sign}.{digits}f")
+        for value in (estimate.point, estimate.low, estimate.high)
     )
     return f"{point} [{low}, {high}]"
 

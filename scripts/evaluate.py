@@ -87,8 +87,9 @@ def main(arguments: Arguments) -> int:
         ("interquartile mean", statistics.iqm_estimate(objectives)),
         ("mean", statistics.mean_estimate(objectives)),
     ):
-        print(f"{title} of the return {estimate.point:+.4f}, "
-              f"95 % interval [{estimate.low:+.4f}, {estimate.high:+.4f}]")  # fmt: skip
+        interval = f", 95 % interval [{estimate.low:+.4f}, {estimate.high:+.4f}]"
+        is_single = arguments.seeds * arguments.episodes == 1
+        print(f"{title} of the return {estimate.point:+.4f}{'' if is_single else interval}")
     print(f"records: {', '.join(str(spec.folder) for spec in specs)}")
     return cli.EXIT_GOOD
 

@@ -13,6 +13,9 @@ from rich.console import Console
 from dtgym.experiments import cli, reproduce, table_files
 from dtgym.experiments.tables import TableResult
 
+WIDTH_OF_FILES = 120
+"""Columns of a table that is printed into a file or a pipe."""
+
 
 @dataclass
 class Arguments:
@@ -40,6 +43,8 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     """Makes the table and prints it."""
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH_OF_FILES)
     names = [arguments.table]
     if arguments.table == "all":
         names = [name for name in table_files.names() if name != "demo"]

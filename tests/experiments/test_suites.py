@@ -19,7 +19,7 @@ train:
     seeds: {first: 0, count: 10}
 test:
   - name: only
-    seeds: {first: 10, count: 5}
+    seeds: {first: 40, count: 5}
 """
 
 
@@ -27,7 +27,10 @@ def test_a_grid_stands_for_every_combination() -> None:
     suite = suites.parse(GOOD, source="demo.yaml")
     assert [instance.name for instance in suite.train] == ["2-4", "2-5", "3-4", "3-5"]
     assert suite.train[1].env_kwargs == {"bonus": 0.5, "horizon": 2, "num_actions": 5}
-    assert suite.test == (Instance("only", {}, 10, 5),)
+    assert [instance.seeds for instance in suite.train] == [
+        range(first, first + 10) for first in (0, 10, 20, 30)
+    ]
+    assert suite.test == (Instance("only", {}, 40, 5),)
 
 
 def test_preparation_sees_no_test_instance() -> None:
