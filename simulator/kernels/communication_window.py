@@ -59,7 +59,7 @@ CONGESTION_CAP = 4.0
 _SAME = 4e-15
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def iteration_times(
     ready,
     tail,
@@ -143,7 +143,7 @@ def iteration_times(
             )
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _pieces(size, partition):
     """Number of near-equal pieces of a gradient of `size` > 0 bytes."""
     if size <= partition:
@@ -151,7 +151,7 @@ def _pieces(size, partition):
     return int(np.ceil(size / partition))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _unlimited(
     ready, tail, gradient_bytes, layers, forward_scale, backward_scale, network, partition, flags
 ):
@@ -216,7 +216,7 @@ def _unlimited(
     return best
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def _windowed(
     ready,
     tail,
@@ -310,14 +310,12 @@ def _windowed(
         sent = 0
         anchor_sent = -1
         anchor_head = anchor_end = 0
-        anchor_host = anchor_reduce = anchor_upload = anchor_download = anchor_broadcast = 0.0
+        anchor_now = anchor_host = anchor_reduce = anchor_upload = anchor_download = (
+            anchor_broadcast
+        ) = 0.0
 
         while left > 0:
-            while head < end and finish[head & mask] <= now:
-                used -= outstanding[head & mask]
-                head += 1
-            if head == end:
-                used = 0.0
+            # Pieces that have finished stay in the ring until their bytes are in the way.
             blocked = head < end and used + x > credit if fit else used >= credit
             if blocked:
                 count = end - head
@@ -326,7 +324,11 @@ def _windowed(
                     if anchor_sent >= 0 and block >= count:
                         shift = upload_free - anchor_upload
                         same = _SAME * upload_free
-                        repeats = count == anchor_end - anchor_head and end - anchor_head <= mask
+                        repeats = (
+                            count == anchor_end - anchor_head
+                            and end - anchor_head <= mask
+                            and abs(now - anchor_now - shift) <= same
+                        )
                         if server:
                             moved = download_free - anchor_download
                             repeats = repeats and abs(moved - shift) <= same
@@ -335,9 +337,8 @@ def _windowed(
                         if reduce_cost > 0.0:
                             repeats = repeats and abs(reduce_free - anchor_reduce - shift) <= same
                         if broadcast_cost > 0.0:
-                            repeats = (
-                                repeats and abs(broadcast_free - anchor_broadcast - shift) <= same
-                            )
+                            moved = broadcast_free - anchor_broadcast
+                            repeats = repeats and abs(moved - shift) <= same
                         i = 0
                         while repeats and i < count:
                             moved = finish[(head + i) & mask] - finish[(anchor_head + i) & mask]
@@ -356,27 +357,44 @@ def _windowed(
                             completion += shift
                             now += shift
                             left -= jumps * block
-                            anchor_sent = -1
+                            may_jump = False  # what is left is less than one period
                             continue
                         anchor_sent = -1
                     if anchor_sent < 0:
                         anchor_sent = sent
                         anchor_head = head
                         anchor_end = end
+                        anchor_now = now
                         anchor_host = host_free
                         anchor_reduce = reduce_free
                         anchor_upload = upload_free
                         anchor_download = download_free
                         anchor_broadcast = broadcast_free
-                now = finish[head & mask]
+                if fit:
+                    # Look again as soon as a smaller gradient, ready meanwhile, may fit.
+                    while head < end and used + x > credit and interrupt > now:
+                        now = max(now, min(finish[head & mask], interrupt))
+                        if finish[head & mask] <= now:
+                            used -= outstanding[head & mask]
+                            head += 1
+                            if head == end:
+                                used = 0.0
+                else:
+                    while used >= credit:
+                        now = max(now, finish[head & mask])
+                        used -= outstanding[head & mask]
+                        head += 1
+                        if head == end:
+                            used = 0.0
                 if interrupt <= now:
-                    # The strict rule looks again as soon as a smaller gradient may fit.
-                    if fit:
-                        now = interrupt
                     break
-                continue
 
             if has_load_effect:
+                while head < end and finish[head & mask] <= now:
+                    used -= outstanding[head & mask]
+                    head += 1
+                if head == end:
+                    used = 0.0
                 factor = 1.0
                 load = used + x
                 if congestion > 0.0 and load > network[BANDWIDTH_DELAY]:
