@@ -323,7 +323,8 @@ class Plans:
     Attributes:
         instance: (P,) instance of the problem.
         stages: (P,) stages in use.
-        cluster: (P, S) cluster of the stage; stages of a cluster are consecutive.
+        cluster: (P, S) cluster of the stage; stages of a cluster are consecutive, unless each
+            replica has its own pipe.
         gpus: (P, S) accelerators of the stage.
         tp: (P, S) tensor parallelism, inside a node; data parallelism is gpus / tp.
         bound: (P, S + 1) layer borders, from 0 to the model's layers.

@@ -174,7 +174,8 @@ def stage_costs(
             if home < 0 or home >= count or clusters[i, home, ROW] < 0:
                 why = CLUSTER
                 break
-            if (s == 0 or home != cluster[plan, s - 1]) and (seen >> home) & 1:
+            # On a shared pipe a second crossing would have to queue behind the first.
+            if shared and (s == 0 or home != cluster[plan, s - 1]) and (seen >> home) & 1:
                 why = CLUSTER
                 break
             seen |= 1 << home
