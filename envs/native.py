@@ -245,7 +245,7 @@ class NativeVectorEnv(VectorEnv[Any, NDArray[np.int64], NDArray[Any]]):
         infos: dict[str, Any] = _with_masks(transition.infos, None)
         if done.any():
             which = np.flatnonzero(done)
-            infos["final_obs"] = observations
+            infos["final_obs"] = _rows_only(observations, which)
             infos["_final_obs"] = done.copy()
             infos["final_info"] = _with_masks({**transition.infos, **state_infos}, done)
             infos["_final_info"] = done.copy()
@@ -254,7 +254,7 @@ class NativeVectorEnv(VectorEnv[Any, NDArray[np.int64], NDArray[Any]]):
                 infos[key][which] = np.zeros((), dtype=value.dtype)
                 infos[f"_{key}"] = ~done
             self._episodes.next(which)
-            observations = _replaced(observations, which, self.dynamics.observe(which))
+            _replace(observations, which, self.dynamics.observe(which))
             state_infos = self._episodes.infos()
         infos.update(_with_masks(state_infos, None))
         return observations, transition.reward, transition.terminated, transition.truncated, infos
@@ -348,13 +348,24 @@ def _value(row: Any) -> Any:
     return row.copy() if isinstance(row, np.ndarray) else row
 
 
-def _replaced(
-    observations: Observations, which: NDArray[np.int64], rows: Observations
-) -> Observations:
-    """A copy of `observations` with the rows `which` exchanged."""
+def _rows_only(observations: Observations, which: NDArray[np.int64]) -> Observations:
+    """Arrays of the same shape with the rows `which`, zero elsewhere.
+
+    Few environments end in one step: zero pages cost nothing until they are touched, a copy of the
+    whole batch would cost as much as the step itself.
+    """
+    if isinstance(observations, dict):
+        return {key: _rows_only(value, which) for key, value in observations.items()}  # type: ignore[misc]
+    result = np.zeros(observations.shape, dtype=observations.dtype)
+    result[which] = observations[which]
+    return result
+
+
+def _replace(observations: Observations, which: NDArray[np.int64], rows: Observations) -> None:
+    """Exchanges the rows `which` in place; observations are fresh arrays by contract."""
     if isinstance(observations, dict):
         assert isinstance(rows, dict)
-        return {key: _replaced(observations[key], which, rows[key]) for key in observations}  # type: ignore[misc]
-    result = observations.copy()
-    result[which] = rows
-    return result
+        for key, value in observations.items():
+            value[which] = rows[key]
+    else:
+        observations[which] = rows
