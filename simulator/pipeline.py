@@ -27,7 +27,6 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -37,6 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
 from dtgym.simulator.kernels import pipeline_recurrence as kernels
 from dtgym.simulator.pipeline_bounds import closed_form_s, lower_bound_s, period_form_s, period_s
+from dtgym.simulator.pipeline_groups import Groups, cut_into_blocks, group_by_shape
 from dtgym.simulator.pipeline_orders import SCHEDULES, in_flight, standard_warmup
 from dtgym.simulator.pipeline_program import compile_program
 from dtgym.simulator.threads import map_ranges
@@ -226,7 +226,7 @@ def _run(
     finish_s = np.zeros((plans, width), kind)
     time_s = np.zeros(plans, kind)
     if schedule in ("1f1b", "gpipe"):
-        block_start, members = _blocks(groups.starts, kernels.ROW_BYTES // kind.itemsize)
+        block_start, members = cut_into_blocks(groups.starts, kernels.ROW_BYTES // kind.itemsize)
         arguments = (
             forward,
             backward,
@@ -275,7 +275,7 @@ def _run_program(
 ) -> bool:
     plans, stages = group.size, program.clock_rows.size
     lanes = kernels.ROW_BYTES // table.itemsize
-    block_start, _ = _blocks(np.array([0, plans]), lanes)
+    block_start, _ = cut_into_blocks(np.array([0, plans]), lanes)
     finish = np.empty((plans, stages), table.dtype)
     time = np.empty(plans, table.dtype)
 
@@ -297,86 +297,6 @@ def _run_program(
     finish_s[group, :stages] = finish
     time_s[group] = time
     return bad
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Plans sorted into groups of one shape: stages, micro-batches and warm-up depths.
-
-    Attributes:
-        order: (plans,) plan indices, group by group, each group in ascending order.
-        starts: (groups + 1,) borders of the groups in `order`.
-        stages: (groups,).
-        microbatches: (groups,).
-        warmup: (groups, width) depths, no more than the micro-batches allow, 0 where unused.
-    """
-
-    order: Integers
-    starts: Integers
-    stages: Integers
-    microbatches: Integers
-    warmup: Integers
-
-
-def group_by_shape(
-    plans: int, stages: Integers, microbatches: Integers, warmup: Integers | int
-) -> Groups:
-    """Sorts plans into groups that one sequence of operations serves.
-
-    Args:
-        plans: Number of plans.
-        stages: Stages in use, () or (plans,).
-        microbatches: () or (plans,).
-        warmup: Depths, (width,) or (plans, width); or the width alone for standard depths.
-    """
-    columns = [column for column in (stages, microbatches) if column.ndim == 1]
-    if not isinstance(warmup, int) and warmup.ndim == 2:
-        columns += list(warmup.T)
-    columns = [column for column in columns if plans and (column != column[0]).any()]
-    if columns:
-        key = _joint_key(columns)
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        starts = np.flatnonzero(np.concatenate(([True], key[1:] != key[:-1], [True])))
-    else:
-        order = np.arange(plans)
-        starts = np.array([0, plans] if plans else [0], dtype=np.int64)
-    first = order[starts[:-1]]
-    used = np.broadcast_to(stages, (plans,))[first]
-    batches = np.broadcast_to(microbatches, (plans,))[first]
-    if isinstance(warmup, int):
-        depths = used[:, None] - 1 - np.arange(warmup)
-    else:
-        depths = np.broadcast_to(warmup, (plans, warmup.shape[-1]))[first]
-    depths = np.minimum(depths, batches[:, None] - 1)
-    depths = np.where(np.arange(depths.shape[1]) < used[:, None], depths, 0)
-    return Groups(order, starts, used, batches, np.ascontiguousarray(depths))
-
-
-def _joint_key(columns: list[Integers]) -> Integers:
-    """One number per row that equals another's exactly where all columns do."""
-    key = np.zeros(columns[0].size, np.int64)
-    radix = 1
-    for column in columns:
-        low = int(column.min())
-        size = int(column.max()) - low + 1
-        if radix * size >= 2**62:
-            distinct, key = np.unique(key, return_inverse=True)
-            radix = distinct.size
-        key *= size
-        key += column
-        key -= low
-        radix *= size
-    return key
-
-
-def _blocks(starts: Integers, lanes: int) -> tuple[Integers, Integers]:
-    """Cuts groups into blocks of at most `lanes` plans: slice borders, group of each block."""
-    sizes = np.diff(starts)
-    per_group = -(-sizes // lanes)
-    members = np.repeat(np.arange(sizes.size), per_group)
-    index = np.arange(members.size) - np.repeat(np.cumsum(per_group) - per_group, per_group)
-    return np.append(starts[members] + index * lanes, starts[-1]), members
 
 
 def _given_depths(
