@@ -28,7 +28,7 @@ _SHARED_ARRAYS = (
 )  # fmt: skip
 """Arrays of a space without an axis of instances."""
 
-_MINIMUM_BUILDS = 64
+_MINIMUM_BUILDS = 512
 """Fewest plans under construction worth a slice for another core."""
 
 MEMORY_MARGIN = 1e-9
@@ -136,7 +136,7 @@ class PlanSpace:
         self.microbatch = _microbatch_sizes(problem, self.rules.min_microbatches)
         self.arrays = self._tabulate()
         for instance in range(len(problem)):
-            kernels.fill_witnesses(self.arrays, instance)
+            kernels.fill_tables(self.arrays, instance)
 
     def _tabulate(self) -> SpaceArrays:
         """Choices and memory rules of every instance; witnesses are filled in afterwards."""
@@ -166,6 +166,7 @@ class PlanSpace:
         ):
             state_bytes += size / replicas if rules.zero >= level else size
         memory = problem.memory_bytes * assumptions.memory_fraction * (1 - MEMORY_MARGIN)
+        legal = self._legal()
         sizes = self.microbatch.shape[1]
         stages = rules.max_stages
         layers = int(problem.layers.max())
@@ -185,7 +186,7 @@ class PlanSpace:
             cluster_gpus=problem.gpus,
             gpu_options=self.gpu_options,
             tensor_options=self.tensor_options,
-            legal=self._legal(),
+            legal=legal,
             microbatch=self.microbatch,
             row=problem.row.astype(np.int64),
             parameters=np.nan_to_num(tables.parameters),
@@ -194,6 +195,9 @@ class PlanSpace:
             state_bytes=state_bytes,
             capacity_bytes=np.where(problem.row >= 0, memory - assumptions.reserve_bytes, 0.0),
             witness=np.full((instances, clusters, sizes, 2), -1),
+            farthest=np.zeros(
+                (*legal.shape, stages + MAX_EXTRA_WARMUP, layers + 1), dtype=np.int16
+            ),
             stage_start=np.zeros((instances, clusters, sizes, stages, layers + 1), dtype=np.int16),
             tail_start=np.zeros((instances, 1 << clusters, sizes, stages + 1), dtype=np.int16),
         )
@@ -204,6 +208,7 @@ class PlanSpace:
         gpus, tensor = self.gpu_options[:, None], self.tensor_options[None, :]
         replicas = gpus // tensor
         fits = (gpus % tensor == 0) & (gpus <= problem.gpus[:, :, None, None])
+        fits &= (tensor & (tensor - 1)) == 0
         fits &= problem.gpus_per_node[:, :, None, None] % tensor == 0
         divides = (self.microbatch[:, :, None, None] % np.maximum(replicas, 1) == 0) & (
             replicas > 0
@@ -379,14 +384,22 @@ class PlanSpace:
             kernels.advance(self.arrays, builds, one + action, np.ones(1, dtype=np.bool_))
         return bool(builds.head[0] == kernels.DONE)
 
-    def masks(self, builds: kernels.Builds) -> NDArray[np.bool_]:
-        """Legal decisions of every plan under construction, (N, actions), fresh."""
-        mask = np.zeros((len(builds.head), self.num_actions), dtype=np.bool_)
+    def masks(
+        self, builds: kernels.Builds, which: NDArray[np.int64] | None = None
+    ) -> NDArray[np.bool_]:
+        """Legal decisions of plans under construction, fresh: (k, actions).
+
+        Args:
+            builds: The plans.
+            which: Rows of `builds`, (k,); None takes all.
+        """
+        rows = np.arange(len(builds.head)) if which is None else which
+        mask = np.zeros((len(rows), self.num_actions), dtype=np.bool_)
 
         def run(first: int, last: int) -> None:
-            kernels.masks(self.arrays, builds, first, last, mask)
+            kernels.masks(self.arrays, builds, rows, first, last, mask)
 
-        map_ranges(run, len(mask), _MINIMUM_BUILDS)
+        map_ranges(run, len(rows), _MINIMUM_BUILDS)
         return mask
 
     def new_builds(self, num_envs: int) -> kernels.Builds:

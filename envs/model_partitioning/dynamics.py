@@ -61,6 +61,9 @@ class _PartitionDynamics(Dynamics):
         self.action_space = spaces.Discrete(actions)
         self.steps = np.zeros(num_envs, dtype=np.int64)
         self.is_over = np.ones(num_envs, dtype=np.bool_)
+        # Masks of environments that a step or a reset has changed are worked out when asked for.
+        self._last_masks = np.ones((num_envs, actions), dtype=np.bool_)
+        self._is_stale = np.ones(num_envs, dtype=np.bool_)
         self._static = static_features(self.pool)
         self._samples_log2 = np.log2(np.maximum(self.space.microbatch, 1))
         self._reference_stage_s = self._reference_stages()
@@ -86,15 +89,18 @@ class _PartitionDynamics(Dynamics):
             return np.full(len(episode_keys), self.parameters.instance)
         return (seeding.uniform(episode_keys, 0) * len(self.pool)).astype(np.int64)
 
-    def _masks(self) -> NDArray[np.bool_]:
+    def _masks(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Legal actions of the environments `which`, (k, actions)."""
         raise NotImplementedError
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions; of an episode that is over, all."""
-        mask = self._masks()
-        mask[self.is_over] = True
-        self._last_masks = mask
-        return mask.copy()
+        stale = np.flatnonzero(self._is_stale)
+        if len(stale):
+            self._last_masks[stale] = self._masks(stale)
+            self._last_masks[self.is_over] = True
+            self._is_stale[:] = False
+        return self._last_masks.copy()
 
     def observe(self, which: NDArray[np.int64]) -> Observations:
         """Observations of the environments `which`; see `types` for every feature."""
@@ -186,6 +192,7 @@ class ConstructionDynamics(_PartitionDynamics):
         kernels.begin(self.space.arrays, self.builds, which, self._draw(episode_keys))
         self.steps[which] = 0
         self.is_over[which] = False
+        self._is_stale[which] = True
 
     def advance(self, actions: NDArray[np.int64], legal: NDArray[np.bool_]) -> Transition:
         """Takes the decisions that are due; a forbidden one changes nothing."""
@@ -193,6 +200,7 @@ class ConstructionDynamics(_PartitionDynamics):
             raise gym.error.ResetNeeded("the episode is over: call reset")
         kernels.advance(self.space.arrays, self.builds, actions, legal)
         self.steps += 1
+        self._is_stale[:] = True
         terminated = self.builds.head == kernels.DONE
         truncated = ~terminated & (self.steps >= self._step_limit)
         vector = np.zeros((self.num_envs, len(reward.OBJECTIVES)))
@@ -204,8 +212,8 @@ class ConstructionDynamics(_PartitionDynamics):
         infos = {"iteration_time_s": time_s, "vector_reward": vector}
         return Transition(vector[:, 0].copy(), terminated, truncated, infos)
 
-    def _masks(self) -> NDArray[np.bool_]:
-        return self.space.masks(self.builds)
+    def _masks(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self.space.masks(self.builds, which)
 
 
 class ImprovementDynamics(_PartitionDynamics):
@@ -233,6 +241,7 @@ class ImprovementDynamics(_PartitionDynamics):
             self.space.lay_down(self.builds, index, self.pool.reference[instance])
         self.steps[which] = 0
         self.is_over[which] = False
+        self._is_stale[which] = True
         self.time_s[which], self.vector[which] = self._price(which)
 
     def advance(self, actions: NDArray[np.int64], legal: NDArray[np.bool_]) -> Transition:
@@ -241,6 +250,7 @@ class ImprovementDynamics(_PartitionDynamics):
             raise gym.error.ResetNeeded("the episode is over: call reset")
         kernels.move(self.space.arrays, self.builds, self.moves, actions, legal)
         self.steps += 1
+        self._is_stale[:] = True
         before_s, before = self.time_s.copy(), self.vector.copy()
         stopped = legal & (self.moves[actions, 0] == kernels.MOVE_STOP)
         moved = np.flatnonzero(legal & ~stopped)
@@ -254,11 +264,11 @@ class ImprovementDynamics(_PartitionDynamics):
         infos = {"iteration_time_s": self.time_s.copy(), "vector_reward": vector}
         return Transition(gained, terminated, np.zeros_like(terminated), infos)
 
-    def _masks(self) -> NDArray[np.bool_]:
-        mask = np.zeros((self.num_envs, len(self.moves)), dtype=np.bool_)
+    def _masks(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
+        mask = np.zeros((len(which), len(self.moves)), dtype=np.bool_)
 
         def run(first: int, last: int) -> None:
-            kernels.move_masks(self.space.arrays, self.builds, self.moves, first, last, mask)
+            kernels.move_masks(self.space.arrays, self.builds, self.moves, which, first, last, mask)
 
-        map_ranges(run, self.num_envs, 16)
+        map_ranges(run, len(which), 64)
         return mask

@@ -3,8 +3,10 @@
 A plan is built stage by stage. In every state the kernels know a *witness*: a way to finish with
 equal stages on the current cluster and then on unvisited ones. A choice is legal if, after it, some
 witness still exists; following the present witness is always legal, so a mask is never empty.
-Witnesses come from two tables made once per instance by `fill_witnesses`:
+What a choice may be comes from three tables made once per instance by `fill_tables`:
 
+* `farthest[c, b, g, t, f, l]`: the last layer border that a stage from border l reaches if it keeps
+  f + 1 micro-batches in flight: all of the memory rule that the masks need;
 * `stage_start[c, b, r, l]`: the earliest layer from which one witness stage of cluster c reaches
   layer l, when r stages follow it (it then keeps r + 1 micro-batches in flight);
 * `tail_start[u, b, j]`: the earliest layer from which at most j witness stages, on clusters of the
@@ -38,7 +40,8 @@ class SpaceArrays(NamedTuple):
     """The spaces of a pool of instances, stacked; axes padded to the largest instance.
 
     Axes: I instances, C clusters, B micro-batch sizes, G stage sizes, T tensor-parallel degrees,
-    D powers of two of data parallelism, R rows (model, accelerator), L + 1 layer borders, S stages.
+    D powers of two of data parallelism, R rows (model, accelerator), L + 1 layer borders, S stages,
+    F = S + `MAX_EXTRA_WARMUP` micro-batches in flight.
     """
 
     layers: NDArray[np.int64]  # (I,)
@@ -47,8 +50,8 @@ class SpaceArrays(NamedTuple):
     microbatches: NDArray[np.int64]  # (I, B) per iteration; 0 where there is no such size
     wires: NDArray[np.bool_]  # (I, W) payload formats that may cross clusters
     cluster_gpus: NDArray[np.int64]  # (I, C)
-    gpu_options: NDArray[np.int64]  # (G,)
-    tensor_options: NDArray[np.int64]  # (T,)
+    gpu_options: NDArray[np.int64]  # (G,) powers of two: option g is 2 ** g
+    tensor_options: NDArray[np.int64]  # (T,); only powers of two are ever legal
     legal: NDArray[np.bool_]  # (I, C, B, G, T)
     microbatch: NDArray[np.int64]  # (I, B) samples; 0 where there is no such size
     row: NDArray[np.int64]  # (I, C) row of the memory tables, -1 pads
@@ -58,6 +61,7 @@ class SpaceArrays(NamedTuple):
     state_bytes: NDArray[np.float64]  # (D,) per parameter, by power of two of data parallelism
     capacity_bytes: NDArray[np.float64]  # (I, C) of one accelerator, after the reserve
     witness: NDArray[np.int64]  # (I, C, B, 2) GPU and tensor choice of the witness stages
+    farthest: NDArray[np.int16]  # (I, C, B, G, T, F, L + 1)
     stage_start: NDArray[np.int16]  # (I, C, B, S, L + 1)
     tail_start: NDArray[np.int16]  # (I, 2 ** C, B, S + 1)
 
@@ -137,21 +141,20 @@ def _depth(space, i, c, b, g, t, low, high):
 
 
 @njit(cache=True, nogil=True)
-def _placed(space, placed, g, t):
-    """Accelerators in use after a stage: tensor-parallel groups never straddle two nodes."""
-    size = space.tensor_options[t]
-    return (placed + size - 1) // size * size + space.gpu_options[g]
-
-
-@njit(cache=True, nogil=True)
-def fill_witnesses(space, i):
-    """Chooses witness stages of instance i and fills `stage_start` and `tail_start`.
+def fill_tables(space, i):
+    """Fills `farthest`, chooses witness stages of instance i, fills `stage_start`, `tail_start`.
 
     The witness stage of a cluster is the choice of accelerators and tensor degree with which equal
     stages, on that cluster alone, hold the most layers; among equals the one with fewest stages.
     """
     layers = space.layers[i]
     stages = space.tail_start.shape[3] - 1
+    for c in range(space.clusters[i]):
+        for b in range(space.microbatches.shape[1]):
+            for g in range(len(space.gpu_options)):
+                for t in range(space.legal.shape[4]):
+                    if space.legal[i, c, b, g, t]:
+                        _fill_farthest(space, i, c, b, g, t)
     for b in range(space.microbatches.shape[1]):
         for c in range(space.clusters[i]):
             best = 0
@@ -196,194 +199,200 @@ def fill_witnesses(space, i):
 
 
 @njit(cache=True, nogil=True)
+def _fill_farthest(space, i, c, b, g, t):
+    """Both ends of the longest fitting stage only ever move forward: two pointers per depth."""
+    layers = space.layers[i]
+    for f in range(space.farthest.shape[5]):
+        high = 0
+        for low in range(layers + 1):
+            high = max(high, low)
+            while high < layers and _depth(space, i, c, b, g, t, low, high + 1) > f:
+                high += 1
+            space.farthest[i, c, b, g, t, f, low] = high
+
+
+@njit(cache=True, nogil=True)
 def _earliest(space, i, c, b, g, t, high, in_flight):
     """Earliest layer from which a stage that ends at `high` fits with `in_flight` micro-batches."""
     low = high
-    while low > 0 and _depth(space, i, c, b, g, t, low - 1, high) >= in_flight:
+    while low > 0 and space.farthest[i, c, b, g, t, in_flight - 1, low - 1] >= high:
         low -= 1
     return low
 
 
-@njit(cache=True, nogil=True)
-def _finish_starts(space, i, c, b, unvisited, starts):
-    """Fills starts[k, j]: earliest start of j stages, at most k of them first on cluster c.
+@njit(inline="always")
+def _aligned(placed, size):
+    """`placed` rounded up to a multiple of `size`, a power of two."""
+    return (placed + size - 1) & ~(size - 1)
 
-    Cluster -1 (before the first stage) has none.
+
+@njit(cache=True, nogil=True)
+def _finish_starts(stage_start, tail_start, starts):
+    """Fills starts[k, j]: earliest start of j stages, at most k of them first on one cluster.
+
+    Args:
+        stage_start: (S, L + 1) of that cluster and micro-batch.
+        tail_start: (S + 1,) of the unvisited clusters.
+        starts: (S + 1, S + 1) out.
     """
-    stages = starts.shape[1] - 1
+    stages = len(tail_start) - 1
     for j in range(stages + 1):
-        starts[0, j] = space.tail_start[i, unvisited, b, j]
+        starts[0, j] = tail_start[j]
     for k in range(1, stages + 1):
         starts[k, 0] = starts[0, 0]
         for j in range(1, stages + 1):
-            starts[k, j] = starts[k - 1, j]
-            if c >= 0:
-                after = starts[k - 1, j - 1]
-                starts[k, j] = min(starts[k, j], space.stage_start[i, c, b, j - 1, after])
+            here = stage_start[j - 1, starts[k - 1, j - 1]]
+            starts[k, j] = min(starts[k - 1, j], here)
 
 
 @njit(cache=True, nogil=True)
-def _own_stages(space, i, c, b, placed, starts):
-    """How many more witness stages fit on cluster c; a row of `starts`."""
-    if c < 0 or space.witness[i, c, b, 0] < 0:
-        return 0
-    tensor = space.tensor_options[space.witness[i, c, b, 1]]
-    free = space.cluster_gpus[i, c] - (placed + tensor - 1) // tensor * tensor
-    return max(0, min(free // space.gpu_options[space.witness[i, c, b, 0]], starts.shape[0] - 1))
-
-
-@njit(cache=True, nogil=True)
-def _can_finish(space, i, c, b, placed, starts, layer, most):
-    """Whether a witness of at most `most` further stages holds the layers from `layer`."""
-    if layer == space.layers[i]:
-        return most >= 0
-    if most < 1:
-        return False
-    row = starts[_own_stages(space, i, c, b, placed, starts)]
-    return row[min(most, len(row) - 1)] <= layer
-
-
-@njit(cache=True, nogil=True)
-def _can_place(space, i, c, b, g, t, low, stage, limit, placed, starts):
-    """Whether the stage fits and some number of layers on it leaves a way to finish.
+def _can_place(farthest, row, low, layers, most):
+    """Whether some number of layers on a stage leaves a way to finish in `most` stages with it.
 
     For a tail of j stages the fewest layers here are best: they leave the most room in flight.
+
+    Args:
+        farthest: (F, L + 1) of the stage's choice.
+        row: (S + 1,) earliest starts of j stages behind it.
+        low: Its first layer.
+        layers: Layers of the model.
+        most: Stages that may still come, this one included.
     """
-    layers = space.layers[i]
-    after = _placed(space, placed, g, t)
-    if after > space.cluster_gpus[i, c]:
+    if most < 1:
         return False
-    row = starts[_own_stages(space, i, c, b, after, starts)]
-    for j in range(min(limit - stage, len(row))):
-        high = layers if j == 0 else max(row[j], low + 1)
-        if j > 0 and high >= layers:
-            continue
-        if _depth(space, i, c, b, g, t, low, high) > j:
+    if farthest[0, low] >= layers:
+        return True
+    for j in range(1, min(most, len(row))):
+        high = max(row[j], low + 1)
+        if high < layers and farthest[j, low] >= high:
             return True
     return False
 
 
 @njit(cache=True, nogil=True)
-def _unvisited(space, i, visited, besides):
-    """Clusters not yet visited, as a bit mask, without cluster `besides`."""
-    subset = 0
-    for c in range(space.clusters[i]):
-        if not visited[c] and c != besides:
-            subset |= 1 << c
-    return subset
-
-
-@njit(cache=True, nogil=True)
-def _mask_one(space, builds, n, mask, starts):
-    """Writes the legal actions of environment n into `mask`, which holds False throughout."""
-    i = builds.instance[n]
-    head = builds.head[n]
-    layers = space.layers[i]
-    stop = space.cluster_gpus.shape[1]
-    b = builds.micro_batch[n]
-    stage = builds.stage[n]
-    low = builds.layer[n]
-    limit = builds.stage_limit[n]
-    if head == MICRO_BATCH:
-        everything = _unvisited(space, i, builds.visited[n], -1)
-        for size in range(space.microbatches.shape[1]):
-            if space.microbatches[i, size] > 0:
-                mask[size] = space.tail_start[i, everything, size, space.stages[i]] == 0
-        return
-    if head == WIRE:
-        for wire in range(space.wires.shape[1]):
-            mask[wire] = space.wires[i, wire]
-        return
-    if head == DONE:
-        # A finished plan waits for its reset; any action does nothing.
-        mask[:] = True
-        return
-    if head == CLUSTER:
-        current = builds.current[n]
-        for c in range(space.clusters[i]):
-            if builds.visited[n, c] and c != current:
-                continue
-            placed = builds.placed[n] if c == current else 0
-            others = _unvisited(space, i, builds.visited[n], c)
-            _finish_starts(space, i, c, b, others, starts)
-            mask[c] = _any_stage(space, i, c, b, low, stage, limit, placed, starts)
-        if current >= 0 and stage < limit:
-            mask[stop] = _any_last(space, i, current, b, low, builds.placed[n])
-        return
-    c = builds.cluster[n, stage]
-    placed = builds.placed[n]
-    _finish_starts(space, i, c, b, _unvisited(space, i, builds.visited[n], c), starts)
-    if head == GPUS:
-        for g in range(len(space.gpu_options)):
-            for t in range(space.legal.shape[4]):
-                if space.legal[i, c, b, g, t] and _fits(space, builds, n, g, t, starts):
-                    mask[g] = True
-                    break
-    elif head == TENSOR:
-        g = builds.gpus[n, stage]
-        for t in range(space.legal.shape[4]):
-            if space.legal[i, c, b, g, t]:
-                mask[t] = _fits(space, builds, n, g, t, starts)
-    elif head == LAYERS:
-        g, t = builds.gpus[n, stage], builds.tensor[n, stage]
-        for high in range(low + 1, layers + 1):
-            depth = _depth(space, i, c, b, g, t, low, high)
-            if depth == 0:
-                return
-            most = min(limit, depth + stage) - stage - 1
-            mask[high - low - 1] = _can_finish(space, i, c, b, placed, starts, high, most)
-    elif head == WARMUP:
-        before = builds.extra[n, stage - 1] if stage > 0 else MAX_EXTRA_WARMUP
-        for extra in range(min(before + 1, MAX_EXTRA_WARMUP) + 1):
-            most = min(limit, builds.depth[n] + stage - extra) - stage - 1
-            mask[extra] = _can_finish(space, i, c, b, placed, starts, low, most)
-
-
-@njit(cache=True, nogil=True)
-def _fits(space, builds, n, g, t, starts):
-    """Whether the stage being built can go on with this choice of GPUs and tensor degree."""
-    i, stage, low = builds.instance[n], builds.stage[n], builds.layer[n]
-    c, b, placed = builds.cluster[n, stage], builds.micro_batch[n], builds.placed[n]
-    if builds.closing[n]:
-        if _placed(space, placed, g, t) > space.cluster_gpus[i, c]:
-            return False
-        return _depth(space, i, c, b, g, t, low, space.layers[i]) > 0
-    return _can_place(space, i, c, b, g, t, low, stage, builds.stage_limit[n], placed, starts)
-
-
-@njit(cache=True, nogil=True)
-def _any_stage(space, i, c, b, low, stage, limit, placed, starts):
-    """Whether any stage on cluster c leaves a way to finish."""
-    for g in range(len(space.gpu_options) - 1, -1, -1):
-        for t in range(space.legal.shape[4] - 1, -1, -1):
-            if space.legal[i, c, b, g, t] and _can_place(
-                space, i, c, b, g, t, low, stage, limit, placed, starts
-            ):
-                return True
-    return False
-
-
-@njit(cache=True, nogil=True)
-def _any_last(space, i, c, b, low, placed):
-    """Whether any single stage on cluster c holds all layers from `low`."""
-    for g in range(len(space.gpu_options) - 1, -1, -1):
-        for t in range(space.legal.shape[4] - 1, -1, -1):
-            if (
-                space.legal[i, c, b, g, t]
-                and _placed(space, placed, g, t) <= space.cluster_gpus[i, c]
-                and _depth(space, i, c, b, g, t, low, space.layers[i]) > 0
-            ):
-                return True
-    return False
-
-
-@njit(cache=True, nogil=True)
-def masks(space, builds, first, last, mask):
-    """Legal actions of environments `first` to `last` - 1, into `mask` (N, A), all False before."""
-    size = space.tail_start.shape[3]
+def masks(space, builds, rows, first, last, mask):
+    """Legal actions of environments `rows[first:last]`, into `mask` (k, A), all False before."""
+    # Arrays are taken out of their tuples once: handing tuples on costs more than the work.
+    farthest, legal = space.farthest, space.legal
+    stage_start, tail_start = space.stage_start, space.tail_start
+    microbatches, wires, cluster_gpus = space.microbatches, space.wires, space.cluster_gpus
+    tensor_options, witness = space.tensor_options, space.witness
+    gpu_choices, tensor_choices = legal.shape[3], legal.shape[4]
+    stop = cluster_gpus.shape[1]
+    size = tail_start.shape[3]
     starts = np.zeros((size, size), np.int64)
-    for n in range(first, last):
-        _mask_one(space, builds, n, mask[n], starts)
+    for k in range(first, last):
+        n = rows[k]
+        i = builds.instance[n]
+        head = builds.head[n]
+        layers = space.layers[i]
+        b = builds.micro_batch[n]
+        stage = builds.stage[n]
+        low = builds.layer[n]
+        limit = builds.stage_limit[n]
+        placed = builds.placed[n]
+        if head == DONE:
+            # A finished plan waits for its reset; any action does nothing.
+            mask[k] = True
+            continue
+        if head == WIRE:
+            for wire in range(wires.shape[1]):
+                mask[k, wire] = wires[i, wire]
+            continue
+        unvisited = 0
+        for c in range(space.clusters[i]):
+            if not builds.visited[n, c]:
+                unvisited |= 1 << c
+        if head == MICRO_BATCH:
+            for choice in range(microbatches.shape[1]):
+                if microbatches[i, choice] > 0:
+                    mask[k, choice] = tail_start[i, unvisited, choice, space.stages[i]] == 0
+            continue
+        current = builds.current[n]
+        if head == CLUSTER:
+            begin_c, end_c = 0, space.clusters[i]
+        else:
+            begin_c = builds.cluster[n, stage]
+            end_c = begin_c + 1
+        for c in range(begin_c, end_c):
+            if head == CLUSTER and builds.visited[n, c] and c != current:
+                continue
+            others = unvisited & ~(1 << c)
+            _finish_starts(stage_start[i, c, b], tail_start[i, others, b], starts)
+            reach = farthest[i, c, b]
+            allowed = legal[i, c, b]
+            gpus = cluster_gpus[i, c]
+            before = placed if c == current or head != CLUSTER else 0
+            witness_gpus = witness[i, c, b, 0]
+            witness_tensor = 1
+            if witness_gpus >= 0:
+                witness_tensor = tensor_options[witness[i, c, b, 1]]
+            if head in (LAYERS, WARMUP):
+                own = 0
+                if witness_gpus >= 0:
+                    own = max(gpus - _aligned(before, witness_tensor), 0) >> witness_gpus
+                row = starts[min(own, size - 1)]
+                if head == WARMUP:
+                    shallow = builds.extra[n, stage - 1] + 1 if stage > 0 else MAX_EXTRA_WARMUP
+                    for extra in range(min(shallow, MAX_EXTRA_WARMUP) + 1):
+                        further = min(limit, builds.depth[n] + stage - extra) - stage - 1
+                        further = min(further, size - 1)
+                        mask[k, extra] = further > 0 and row[further] <= low
+                    continue
+                here = reach[builds.gpus[n, stage], builds.tensor[n, stage]]
+                depth = len(here)
+                for high in range(low + 1, here[0, low] + 1):
+                    while here[depth - 1, low] < high:
+                        depth -= 1
+                    further = min(size - 1, min(limit, depth + stage) - stage - 1)
+                    if high == layers:
+                        mask[k, high - low - 1] = further >= 0
+                    else:
+                        mask[k, high - low - 1] = further > 0 and row[further] <= high
+                continue
+            # Heads cluster, GPUs and tensor ask for stages that fit and leave a way to finish.
+            closing = builds.closing[n] and head != CLUSTER
+            found = False
+            for choice in range(gpu_choices):
+                g = gpu_choices - 1 - choice if head == CLUSTER else choice
+                if 1 << g > gpus - before or found:
+                    continue
+                if head == TENSOR and g != builds.gpus[n, stage]:
+                    continue
+                for t in range(tensor_choices - 1, -1, -1):
+                    if not allowed[g, t]:
+                        continue
+                    after = _aligned(before, tensor_options[t]) + (1 << g)
+                    if after > gpus:
+                        continue
+                    if closing:
+                        good = reach[g, t, 0, low] >= layers
+                    else:
+                        own = 0
+                        if witness_gpus >= 0:
+                            own = max(gpus - _aligned(after, witness_tensor), 0) >> witness_gpus
+                        good = _can_place(
+                            reach[g, t], starts[min(own, size - 1)], low, layers, limit - stage
+                        )
+                    if good and head == TENSOR:
+                        mask[k, t] = True
+                    elif good and head == GPUS:
+                        mask[k, g] = True
+                        break
+                    elif good:
+                        mask[k, c] = True
+                        found = True
+                        break
+        if head == CLUSTER and current >= 0 and stage < limit:
+            gpus = cluster_gpus[i, current]
+            for g in range(gpu_choices - 1, -1, -1):
+                for t in range(tensor_choices - 1, -1, -1):
+                    if (
+                        legal[i, current, b, g, t]
+                        and _aligned(placed, tensor_options[t]) + (1 << g) <= gpus
+                        and farthest[i, current, b, g, t, 0, low] >= layers
+                    ):
+                        mask[k, stop] = True
 
 
 @njit(cache=True, nogil=True)
@@ -414,72 +423,71 @@ def begin(space, builds, which, instances):
 @njit(cache=True, nogil=True)
 def advance(space, builds, actions, legal):
     """Takes the decision that is due in every environment; forbidden ones change nothing."""
+    instance, heads, layer = builds.instance, builds.head, builds.layer
+    clusters, gpus, tensor = builds.cluster, builds.gpus, builds.tensor
+    farthest, stop = space.farthest, space.cluster_gpus.shape[1]
     for n in range(len(actions)):
-        if not legal[n] or builds.head[n] == DONE:
+        head = heads[n]
+        if not legal[n] or head == DONE:
             continue
-        _advance_one(space, builds, n, actions[n])
-
-
-@njit(cache=True, nogil=True)
-def _advance_one(space, builds, n, action):
-    i = builds.instance[n]
-    head = builds.head[n]
-    stage = builds.stage[n]
-    layers = space.layers[i]
-    if head == MICRO_BATCH:
-        builds.micro_batch[n] = action
-        builds.head[n] = CLUSTER
-    elif head == CLUSTER:
-        builds.closing[n] = action == space.cluster_gpus.shape[1]
-        c = builds.current[n] if builds.closing[n] else action
-        builds.cluster[n, stage] = c
-        if c != builds.current[n]:
-            builds.placed[n] = 0
-            builds.visited[n, c] = True
-        builds.head[n] = GPUS
-    elif head == GPUS:
-        builds.gpus[n, stage] = action
-        builds.head[n] = TENSOR
-    elif head == TENSOR:
-        builds.tensor[n, stage] = action
-        builds.placed[n] = _placed(space, builds.placed[n], builds.gpus[n, stage], action)
-        builds.head[n] = LAYERS
-        if builds.closing[n]:
-            _place(space, builds, n, layers)
-    elif head == LAYERS:
-        _place(space, builds, n, builds.layer[n] + action + 1)
-    elif head == WIRE:
-        builds.wire[n, stage] = action
-        builds.head[n] = DONE if builds.layer[n] == layers else WARMUP
-        if builds.head[n] == DONE:
+        i = instance[n]
+        stage = builds.stage[n]
+        layers = space.layers[i]
+        action = actions[n]
+        high = -1
+        if head == MICRO_BATCH:
+            builds.micro_batch[n] = action
+            heads[n] = CLUSTER
+        elif head == CLUSTER:
+            builds.closing[n] = action == stop
+            c = builds.current[n] if action == stop else action
+            clusters[n, stage] = c
+            if c != builds.current[n]:
+                builds.placed[n] = 0
+                builds.visited[n, c] = True
+            heads[n] = GPUS
+        elif head == GPUS:
+            gpus[n, stage] = action
+            heads[n] = TENSOR
+        elif head == TENSOR:
+            tensor[n, stage] = action
+            size = space.tensor_options[action]
+            builds.placed[n] = _aligned(builds.placed[n], size) + (1 << gpus[n, stage])
+            heads[n] = LAYERS
+            if builds.closing[n]:
+                high = layers
+        elif head == LAYERS:
+            high = layer[n] + action + 1
+        elif head == WIRE:
+            builds.wire[n, stage] = action
+            heads[n] = WARMUP
+            if layer[n] == layers:
+                heads[n] = DONE
+                builds.stage[n] = stage + 1
+        else:
+            builds.extra[n, stage] = action
+            limit = builds.depth[n] + stage - action
+            builds.stage_limit[n] = min(builds.stage_limit[n], limit)
+            builds.current[n] = clusters[n, stage]
             builds.stage[n] = stage + 1
-    elif head == WARMUP:
-        builds.extra[n, stage] = action
-        builds.stage_limit[n] = min(builds.stage_limit[n], builds.depth[n] + stage - action)
-        builds.current[n] = builds.cluster[n, stage]
-        builds.stage[n] = stage + 1
-        builds.head[n] = CLUSTER
-
-
-@njit(cache=True, nogil=True)
-def _place(space, builds, n, high):
-    """Gives layers up to `high` to the stage and moves on to the next head."""
-    i = builds.instance[n]
-    stage = builds.stage[n]
-    c = builds.cluster[n, stage]
-    builds.depth[n] = _depth(
-        space, i, c, builds.micro_batch[n], builds.gpus[n, stage], builds.tensor[n, stage],
-        builds.layer[n], high,
-    )  # fmt: skip
-    builds.layer[n] = high
-    builds.border[n, stage + 1] = high
-    if builds.current[n] >= 0 and c != builds.current[n]:
-        builds.head[n] = WIRE
-    elif high == space.layers[i]:
-        builds.head[n] = DONE
-        builds.stage[n] = stage + 1
-    else:
-        builds.head[n] = WARMUP
+            heads[n] = CLUSTER
+        if high < 0:
+            continue
+        c, b = clusters[n, stage], builds.micro_batch[n]
+        low = layer[n]
+        depth = farthest.shape[5]
+        while farthest[i, c, b, gpus[n, stage], tensor[n, stage], depth - 1, low] < high:
+            depth -= 1
+        builds.depth[n] = depth
+        layer[n] = high
+        builds.border[n, stage + 1] = high
+        if builds.current[n] >= 0 and c != builds.current[n]:
+            heads[n] = WIRE
+        elif high == layers:
+            heads[n] = DONE
+            builds.stage[n] = stage + 1
+        else:
+            heads[n] = WARMUP
 
 
 # Moves on a whole plan, as (kind, direction); the place is a stage, or the stage behind a border.
@@ -525,11 +533,10 @@ def is_feasible(space, builds, n):
                 return False
         if not space.legal[i, c, b, g, t]:
             return False
-        placed = _placed(space, placed, g, t)
+        placed = _aligned(placed, space.tensor_options[t]) + space.gpu_options[g]
         if placed > space.cluster_gpus[i, c]:
             return False
-        wanted = min(stages - s + extra, space.microbatches[i, b])
-        if _depth(space, i, c, b, g, t, low, high) < wanted:
+        if space.farthest[i, c, b, g, t, stages - s + extra - 1, low] < high:
             return False
     return True
 
@@ -581,18 +588,19 @@ def _undo(builds, n, saved, wire, kind, place, direction):
 
 
 @njit(cache=True, nogil=True)
-def move_masks(space, builds, moves, first, last, mask):
-    """Moves that lead to a feasible plan, into `mask` (N, moves); stopping is always legal."""
-    for n in range(first, last):
+def move_masks(space, builds, moves, rows, first, last, mask):
+    """Moves that lead to a feasible plan, into `mask` (k, moves); stopping is always legal."""
+    for k in range(first, last):
+        n = rows[k]
         stages = builds.stage[n]
         for m in range(len(moves)):
             kind, place, direction = moves[m, 0], moves[m, 1], moves[m, 2]
             if kind == MOVE_STOP:
-                mask[n, m] = True
+                mask[k, m] = True
                 continue
             wire = builds.wire[n, place]
             changed = _shift(space, builds, n, kind, place, direction)
-            mask[n, m] = changed and is_feasible(space, builds, n)
+            mask[k, m] = changed and is_feasible(space, builds, n)
             _undo(builds, n, stages, wire, kind, place, direction)
 
 
