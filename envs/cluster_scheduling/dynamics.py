@@ -183,10 +183,12 @@ class SchedulingDynamics(Dynamics):
         nodes, slots = len(given.nodes), parameters.queue_slots
         jobs = parameters.jobs_per_episode
         window, now = int(row[layout.WINDOW]), int(row[layout.NOW])
-        shown = self._block(index, layout.B_SLOT_JOB, slots)[: row[layout.SLOTS_USED]].copy()
-        estimate_s = self._block(index, layout.B_ESTIMATE, jobs) / 1000.0
-        start_ms = self._block(index, layout.B_START, jobs)
-        running = self._block(index, layout.B_RUNNING, jobs)[: row[layout.RUNNING]].copy()
+        slot = self._block(index, layout.B_SLOTS, slots, layout.SLOT_WORDS)
+        slot = slot[: row[layout.SLOTS_USED]]
+        job = self._jobs(index)
+        running = self._block(index, layout.B_RUNNING, jobs, layout.RUNNING_WORDS)
+        running = running[: row[layout.RUNNING], layout.RUNNING_JOB].copy()
+        shown = slot[:, layout.SLOT_JOB].copy()
         asked = given.stream[window + shown]
         gpus = asked[:, layout.GPUS].copy()
         amounts = asked[:, layout.DEMAND : layout.DEMAND + 4] * gpus[:, None] * 4 * _UNITS[1:]
@@ -210,19 +212,19 @@ class SchedulingDynamics(Dynamics):
                 job=shown,
                 num_gpus=gpus,
                 age_s=(now + row[layout.ORIGIN] - asked[:, layout.SUBMIT]) / 1000.0,
-                estimate_s=estimate_s[shown],
+                estimate_s=job[shown, layout.ESTIMATE] / 1000.0,
                 cpu_cores=amounts[:, 0],
                 memory_bytes=amounts[:, 1],
                 io_bytes_per_s=amounts[:, 2],
                 network_bytes_per_s=amounts[:, 3],
-                startable=self._block(index, layout.B_STARTABLE, slots)[: len(shown)] != 0,
+                startable=slot[:, layout.STARTABLE] != 0,
                 room=self._block(index, layout.B_FIT, slots, nodes)[: len(shown)].copy(),
             ),
             running=Running(
                 job=running,
                 gpus=self.placed[index, running].astype(np.int64),
-                elapsed_s=(now - start_ms[running]) / 1000.0,
-                estimate_s=estimate_s[running],
+                elapsed_s=(now - job[running, layout.START]) / 1000.0,
+                estimate_s=job[running, layout.ESTIMATE] / 1000.0,
             ),
             backlog=int(row[layout.ARRIVED] - row[layout.SHOWN]),
             finished=int(row[layout.FINISHED]),
@@ -232,6 +234,11 @@ class SchedulingDynamics(Dynamics):
     def _block(self, index: int, begin: int, *shape: int) -> NDArray[np.int64]:
         """A view of a block of one environment's row."""
         return self.rules.block(self.table[index : index + 1], begin, *shape)[0]
+
+    def _jobs(self, index: int) -> NDArray[np.int64]:
+        """Words of the episode's jobs, (jobs, layout.JOB_WORDS)."""
+        jobs = self.parameters.jobs_per_episode
+        return self._block(index, layout.B_JOBS, jobs, layout.JOB_WORDS)
 
     def instance(self, index: int) -> JobTable:
         """The episode's jobs with their true durations, on the episode's clock."""
@@ -245,9 +252,8 @@ class SchedulingDynamics(Dynamics):
 
     def schedule(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Start and completion of each job of the episode so far, seconds, NaN before; (jobs,)."""
-        jobs = self.parameters.jobs_per_episode
-        start_ms = self._block(index, layout.B_START, jobs)
-        finish_ms = self._block(index, layout.B_FINISH, jobs)
+        job = self._jobs(index)
+        start_ms, finish_ms = job[:, layout.START], job[:, layout.FINISH]
         done = (start_ms >= 0) & (finish_ms <= self.table[index, layout.NOW])
         return (
             np.where(start_ms >= 0, start_ms / 1000.0, np.nan),

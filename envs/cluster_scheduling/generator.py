@@ -61,7 +61,7 @@ class Instance:
 
 def _heterogeneous() -> hardware.Cluster:
     """16 nodes of 4 GPUs: half V100, a quarter P100, a quarter T4, in four racks."""
-    kinds = ("V100-32", "V100-32", "P100-16", "T4-16")
+    kinds = ("V100-32", "V100-32", "P100-16", "T4")
     groups = [
         hardware.NodeGroup(group.count, replace(group.node, rack=f"rack{rack}"))
         for rack, kind in enumerate(kinds)
@@ -367,7 +367,7 @@ def _fits_empty(
     good = np.zeros(len(distinct), dtype=np.bool_)
     for row in range(len(distinct)):
         state[layout.WINDOW] = row
-        good[row] = kernel.fits_first_slot(state, rules.constants, rules.numbers, stream, nodes)
+        good[row] = kernel.fits_first_slot(state, rules.constants, stream, nodes)
     return good[which.ravel()] & (jobs.num_gpus > 0)
 
 
@@ -381,6 +381,7 @@ def rules_of(parameters: Parameters, given: Instance) -> layout.Rules:
         codes=rule_codes(tuple(parameters.placements), given.kinds),
         choose_place="placement" in parameters.decisions,
         choose_levels="levels" in parameters.decisions,
+        multi_resource=parameters.multi_resource,
         horizon_ms=round(parameters.horizon_s * 1000) if parameters.horizon_s > 0 else -1,
         first_window=given.first_window,
         windows=given.windows,

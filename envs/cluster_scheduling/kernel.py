@@ -17,19 +17,13 @@ from numba import njit
 
 from dtgym.envs.cluster_scheduling.layout import (
     ARRIVED,
-    B_CROWD_AT,
-    B_ESTIMATE,
-    B_FINISH,
     B_FIT,
     B_FREE,
+    B_JOBS,
     B_LEVEL_OK,
-    B_LEVELS,
-    B_NODES_USED,
     B_PLACE_OK,
     B_RUNNING,
-    B_SLOT_JOB,
-    B_START,
-    B_STARTABLE,
+    B_SLOTS,
     B_TENTATIVE,
     BUSY,
     BUSY_SCALE,
@@ -37,23 +31,33 @@ from dtgym.envs.cluster_scheduling.layout import (
     CHOSEN,
     CHOSEN_LEVELS,
     CROWD,
+    CROWD_AT,
     DEMAND,
     DISCOUNTED,
     DONE,
     DURATION,
+    ESTIMATE,
+    FINISH,
     FINISHED,
+    FIRST_NODE,
     GPUS,
     HELD,
     IDLE,
     IDLE_WATTS,
+    JOB_LEVELS,
+    JOB_ROW,
     JOB_WEIGHT,
+    JOB_WORDS,
     JOULES,
+    K_ANY_NODE,
+    K_ANYWHERE,
     K_CHOOSE_LEVELS,
     K_CHOOSE_PLACE,
     K_FIRST_WINDOW,
     K_HORIZON,
     K_JOBS,
     K_KINDS,
+    K_MULTI,
     K_NODES,
     K_RACKS,
     K_RULES,
@@ -71,6 +75,7 @@ from dtgym.envs.cluster_scheduling.layout import (
     N_SIGMA,
     N_TOTAL,
     NEXT_FINISH,
+    NODES_USED,
     NOW,
     ORIGIN,
     PHASE,
@@ -80,11 +85,20 @@ from dtgym.envs.cluster_scheduling.layout import (
     RACK,
     RESOURCES,
     RUNNING,
+    RUNNING_FINISH,
+    RUNNING_JOB,
+    RUNNING_WORDS,
     SAME_RACK,
     SHOWN,
+    SLOT_GANG,
+    SLOT_JOB,
+    SLOT_ROOM,
+    SLOT_WORDS,
     SLOTS_USED,
     SLOWDOWN,
     SPREAD,
+    START,
+    STARTABLE,
     STEP_COLUMNS,
     STEP_JOB,
     STEP_TIME,
@@ -134,19 +148,22 @@ def _level(levels: int, resource: int) -> int:
 @njit(cache=True, nogil=True)
 def _refit(k: int, n: int, s: Any, c: Any, stream: Any, nodes: Any) -> None:
     """Room for slot k's job on node n, in GPUs, at the least levels that may be chosen."""
-    row = s[WINDOW] + s[c[B_SLOT_JOB] + k]
+    slot = c[B_SLOTS] + k * SLOT_WORDS
+    row = s[WINDOW] + s[slot + SLOT_JOB]
     free = c[B_FREE] + n * RESOURCES
     room = s[free]
     if (stream[row, TYPE_BITS] >> nodes[n, KIND]) & 1 == 0:
         room = 0
-    if room > 0:
+    if room > 0 and c[K_MULTI]:
         for r in range(1, RESOURCES):
             need = stream[row, DEMAND + r - 1]
             if need > 0:
                 need *= 2 if c[K_CHOOSE_LEVELS] and r != 2 else 4
                 if s[free + r] < need * room:
                     room = s[free + r] // need
-    s[c[B_FIT] + k * c[K_NODES] + n] = room
+    fit = c[B_FIT] + k * c[K_NODES] + n
+    s[slot + SLOT_ROOM] += room - s[fit]
+    s[fit] = room
 
 
 @njit(cache=True, nogil=True)
@@ -258,9 +275,12 @@ def _anywhere(gang: int, fit: int, rack: int, write: bool, s: Any, c: Any, nodes
 
 
 @njit(cache=True, nogil=True)
-def _try_rule(k: int, rule: int, write: bool, s: Any, c: Any, stream: Any, nodes: Any) -> bool:
+def _try_rule(k: int, rule: int, write: bool, s: Any, c: Any, nodes: Any) -> bool:
     """Whether a rule places slot k's job; writes the GPUs per node if asked to."""
-    gang = stream[s[WINDOW] + s[c[B_SLOT_JOB] + k], GPUS]
+    slot = c[B_SLOTS] + k * SLOT_WORDS
+    gang = s[slot + SLOT_GANG]
+    if s[slot + SLOT_ROOM] < gang:
+        return False
     fit = c[B_FIT] + k * c[K_NODES]
     if rule == SPREAD:
         return _anywhere(gang, fit, -1, write, s, c, nodes)
@@ -274,23 +294,21 @@ def _try_rule(k: int, rule: int, write: bool, s: Any, c: Any, stream: Any, nodes
 
 
 @njit(cache=True, nogil=True)
-def _judge(s: Any, c: Any, numbers: Any, stream: Any, nodes: Any) -> bool:
+def _judge(s: Any, c: Any, nodes: Any) -> bool:
     """Marks the slots whose jobs some rule can place now; returns whether there is any."""
     anyone = False
-    free = np.int64(numbers[N_TOTAL]) - s[HELD]
-    startable = c[B_STARTABLE]
-    used = s[SLOTS_USED]
-    for k in range(used):
-        possible = False
-        if stream[s[WINDOW] + s[c[B_SLOT_JOB] + k], GPUS] <= free:
+    for k in range(s[SLOTS_USED]):
+        slot = c[B_SLOTS] + k * SLOT_WORDS
+        gang = s[slot + SLOT_GANG]
+        possible = s[slot + SLOT_ROOM] >= gang
+        if possible and not c[K_ANYWHERE] and not (gang == 1 and c[K_ANY_NODE]):
+            possible = False
             for p in range(c[K_RULES]):
-                if _try_rule(k, c[c[L_RULES] + p], False, s, c, stream, nodes):
+                if _try_rule(k, c[c[L_RULES] + p], False, s, c, nodes):
                     possible = True
                     break
-        s[startable + k] = possible
+        s[slot + STARTABLE] = possible
         anyone = anyone or possible
-    for k in range(used, c[K_SLOTS]):
-        s[startable + k] = 0
     return anyone
 
 
@@ -299,10 +317,15 @@ def _show_more(s: Any, c: Any, stream: Any, nodes: Any) -> None:
     """Fills empty slots with the oldest jobs that have arrived and are not shown yet."""
     while s[SLOTS_USED] < c[K_SLOTS] and s[SHOWN] < s[ARRIVED]:
         k = s[SLOTS_USED]
-        s[c[B_SLOT_JOB] + k] = s[SHOWN]
+        slot = c[B_SLOTS] + k * SLOT_WORDS
+        s[slot + SLOT_JOB] = s[SHOWN]
+        s[slot + SLOT_GANG] = stream[s[WINDOW] + s[SHOWN], GPUS]
+        s[slot + SLOT_ROOM] = 0
         s[SLOTS_USED] = k + 1
         s[SHOWN] += 1
+        fit = c[B_FIT] + k * c[K_NODES]
         for n in range(c[K_NODES]):
+            s[fit + n] = 0
             _refit(k, n, s, c, stream, nodes)
 
 
@@ -314,7 +337,7 @@ def _arrive(s: Any, c: Any, stream: Any) -> None:
         row = s[WINDOW] + job
         if stream[row, SUBMIT] - s[ORIGIN] > s[NOW]:
             break
-        s[c[B_CROWD_AT] + job] = s[CROWD]
+        s[c[B_JOBS] + job * JOB_WORDS + CROWD_AT] = s[CROWD]
         s[WEIGHT] += stream[row, JOB_WEIGHT]
         s[ARRIVED] = job + 1
 
@@ -322,22 +345,20 @@ def _arrive(s: Any, c: Any, stream: Any) -> None:
 @njit(cache=True, nogil=True)
 def _table_row(job: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any) -> int:
     """Row of the speed tables for a placed job: a gang goes as fast as its slowest member."""
-    used = 0
-    rack = np.int64(-1)
+    words = c[B_JOBS] + job * JOB_WORDS
+    kinds = np.int64(1) << nodes[s[words + FIRST_NODE], KIND]
     locality = 0
-    kinds = np.int64(0)
-    for n in range(c[K_NODES]):
-        if placed[job, n] > 0:
-            used += 1
-            if rack >= 0 and nodes[n, RACK] != rack:
-                locality = 2
-            rack = nodes[n, RACK]
-            kinds |= 1 << nodes[n, KIND]
-    if used > 1 and locality == 0:
+    if s[words + NODES_USED] > 1:
         locality = 1
-    levels = s[c[B_LEVELS] + job]
+        rack = nodes[s[words + FIRST_NODE], RACK]
+        for n in range(c[K_NODES]):
+            if placed[job, n] > 0:
+                kinds |= np.int64(1) << nodes[n, KIND]
+                if nodes[n, RACK] != rack:
+                    locality = 2
+    levels = s[words + JOB_LEVELS]
     profile = stream[s[WINDOW] + job, PROFILE]
-    best = -1
+    best = np.int64(-1)
     for kind in range(c[K_KINDS]):
         if (kinds >> kind) & 1:
             row = (profile * c[K_KINDS] + kind) * 3 + locality
@@ -349,61 +370,91 @@ def _table_row(job: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, r
 
 
 @njit(cache=True, nogil=True)
+def _hold_on(
+    n: int,
+    gpus: int,
+    sign: int,
+    row: int,
+    levels: int,
+    share: int,
+    s: Any,
+    c: Any,
+    stream: Any,
+    nodes: Any,
+) -> None:
+    """Takes or gives back what a job holds on one node, and the power it draws there."""
+    free = c[B_FREE] + n * RESOURCES
+    s[free] -= sign * gpus
+    if c[K_MULTI]:
+        for r in range(1, RESOURCES):
+            s[free + r] -= sign * stream[row, DEMAND + r - 1] * _level(levels, r) * gpus
+    kind = nodes[n, KIND]
+    s[WATTS] += sign * gpus * share * (c[c[L_ACTIVE_W] + kind] - c[c[L_IDLE_W] + kind])
+
+
+@njit(cache=True, nogil=True)
 def _hold(
-    job: int, sign: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any
-) -> float:
-    """Takes (sign 1) or gives back (-1) what a placed job holds and uses; returns its rate."""
+    job: int, sign: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, busy: Any
+) -> None:
+    """Takes (sign 1) or gives back (-1) what a placed job holds and uses."""
     row = s[WINDOW] + job
-    levels = s[c[B_LEVELS] + job]
-    at = _table_row(job, s, placed, c, stream, nodes, rate)
-    share = busy[at * RESOURCES]
-    for n in range(c[K_NODES]):
-        gpus = np.int64(placed[job, n])
-        if gpus > 0:
-            free = c[B_FREE] + n * RESOURCES
-            s[free] -= sign * gpus
-            for r in range(1, RESOURCES):
-                s[free + r] -= sign * stream[row, DEMAND + r - 1] * _level(levels, r) * gpus
-            kind = nodes[n, KIND]
-            above = c[c[L_ACTIVE_W] + kind] - c[c[L_IDLE_W] + kind]
-            s[WATTS] += sign * gpus * share * above
+    words = c[B_JOBS] + job * JOB_WORDS
+    levels = s[words + JOB_LEVELS]
+    at = s[words + JOB_ROW] * RESOURCES
     gang = stream[row, GPUS]
+    if s[words + NODES_USED] == 1:
+        _hold_on(s[words + FIRST_NODE], gang, sign, row, levels, busy[at], s, c, stream, nodes)
+    else:
+        for n in range(c[K_NODES]):
+            if placed[job, n] > 0:
+                gpus = np.int64(placed[job, n])
+                _hold_on(n, gpus, sign, row, levels, busy[at], s, c, stream, nodes)
     s[HELD] += sign * gang
-    s[BUSY] += sign * gang * share * (BUSY_SCALE // 1000)
-    for r in range(1, RESOURCES):
-        amount = stream[row, DEMAND + r - 1] * _level(levels, r) * gang
-        s[HELD + r] += sign * amount
-        s[BUSY + r] += sign * amount * busy[at * RESOURCES + r] * (BUSY_SCALE // 1000)
-    return rate[at]
+    s[BUSY] += sign * gang * busy[at] * (BUSY_SCALE // 1000)
+    if c[K_MULTI]:
+        for r in range(1, RESOURCES):
+            amount = stream[row, DEMAND + r - 1] * _level(levels, r) * gang
+            s[HELD + r] += sign * amount
+            s[BUSY + r] += sign * amount * busy[at + r] * (BUSY_SCALE // 1000)
 
 
 @njit(cache=True, nogil=True)
 def _start(s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any) -> None:
     """Starts the chosen slot's job on the tentative nodes at the chosen levels."""
     k = s[CHOSEN]
-    slot = c[B_SLOT_JOB]
+    slots = c[B_SLOTS]
     fit = c[B_FIT]
     count = c[K_NODES]
-    job = s[slot + k]
+    job = s[slots + k * SLOT_WORDS + SLOT_JOB]
+    words = c[B_JOBS] + job * JOB_WORDS
     used = 0
     for n in range(count):
-        placed[job, n] = s[c[B_TENTATIVE] + n]
-        used += s[c[B_TENTATIVE] + n] > 0
-    s[c[B_NODES_USED] + job] = used
-    s[c[B_LEVELS] + job] = s[CHOSEN_LEVELS]
-    speed = _hold(job, 1, s, placed, c, stream, nodes, rate, busy)
+        gpus = s[c[B_TENTATIVE] + n]
+        placed[job, n] = gpus
+        if gpus > 0:
+            if used == 0:
+                s[words + FIRST_NODE] = n
+            used += 1
+    s[words + NODES_USED] = used
+    s[words + JOB_LEVELS] = s[CHOSEN_LEVELS]
+    row = _table_row(job, s, placed, c, stream, nodes, rate)
+    s[words + JOB_ROW] = row
+    _hold(job, 1, s, placed, c, stream, nodes, busy)
     # Division by 1 is exact, so an exclusive job on the reference GPU takes its duration exactly.
-    finish = s[NOW] + np.int64(np.ceil(stream[s[WINDOW] + job, DURATION] / speed))
-    s[c[B_START] + job] = s[NOW]
-    s[c[B_FINISH] + job] = finish
+    finish = s[NOW] + np.int64(np.ceil(stream[s[WINDOW] + job, DURATION] / rate[row]))
+    s[words + START] = s[NOW]
+    s[words + FINISH] = finish
     s[NEXT_FINISH] = min(s[NEXT_FINISH], finish)
-    s[c[B_RUNNING] + s[RUNNING]] = job
+    entry = c[B_RUNNING] + s[RUNNING] * RUNNING_WORDS
+    s[entry + RUNNING_JOB] = job
+    s[entry + RUNNING_FINISH] = finish
     s[RUNNING] += 1
     last = s[SLOTS_USED] - 1
-    for other in range(k, last):
-        s[slot + other] = s[slot + other + 1]
+    for word in range(slots + k * SLOT_WORDS, slots + last * SLOT_WORDS):
+        s[word] = s[word + SLOT_WORDS]
     for word in range(fit + k * count, fit + last * count):
         s[word] = s[word + count]
+    s[slots + last * SLOT_WORDS + STARTABLE] = 0
     s[SLOTS_USED] = last
     for n in range(count):
         if s[c[B_TENTATIVE] + n] > 0:
@@ -417,15 +468,7 @@ def _start(s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy
 
 @njit(cache=True, nogil=True)
 def _complete_due(
-    s: Any,
-    placed: Any,
-    c: Any,
-    numbers: Any,
-    stream: Any,
-    nodes: Any,
-    rate: Any,
-    busy: Any,
-    step: Any,
+    s: Any, placed: Any, c: Any, numbers: Any, stream: Any, nodes: Any, busy: Any, step: Any
 ) -> None:
     """Ends all running jobs that are due now; the running list keeps its order."""
     now = s[NOW]
@@ -433,15 +476,17 @@ def _complete_due(
     kept = 0
     soonest = NEVER
     for spot in range(s[RUNNING]):
-        job = s[running + spot]
-        finish = s[c[B_FINISH] + job]
+        job = s[running + spot * RUNNING_WORDS + RUNNING_JOB]
+        finish = s[running + spot * RUNNING_WORDS + RUNNING_FINISH]
         if finish > now:
-            s[running + kept] = job
+            s[running + kept * RUNNING_WORDS + RUNNING_JOB] = job
+            s[running + kept * RUNNING_WORDS + RUNNING_FINISH] = finish
             kept += 1
             soonest = min(soonest, finish)
             continue
-        _hold(job, -1, s, placed, c, stream, nodes, rate, busy)
+        _hold(job, -1, s, placed, c, stream, nodes, busy)
         row = s[WINDOW] + job
+        words = c[B_JOBS] + job * JOB_WORDS
         s[WEIGHT] -= stream[row, JOB_WEIGHT]
         s[FINISHED] += 1
         jct_ms = now - (stream[row, SUBMIT] - s[ORIGIN])
@@ -449,13 +494,15 @@ def _complete_due(
         step[SLOWDOWN] += max(1.0, jct_ms / max(length_ms, 10_000))
         if jct_ms > 0:
             # Finish-time fairness against a 1/n share, n the mean number of jobs meanwhile.
-            crowd = (s[CROWD] - s[c[B_CROWD_AT] + job]) / jct_ms
+            crowd = (s[CROWD] - s[words + CROWD_AT]) / jct_ms
             slowed = max(1.0, stream[row, GPUS] * crowd / numbers[N_TOTAL])
             step[UNFAIRNESS] += jct_ms / (max(length_ms, 1) * slowed)
-        for n in range(c[K_NODES]):
+        for n in range(s[words + FIRST_NODE], c[K_NODES]):
             if placed[job, n] > 0:
                 for k in range(s[SLOTS_USED]):
                     _refit(k, n, s, c, stream, nodes)
+                if s[words + NODES_USED] == 1:
+                    break
     s[RUNNING] = kept
     s[NEXT_FINISH] = soonest
 
@@ -492,7 +539,6 @@ def _advance(
     numbers: Any,
     stream: Any,
     nodes: Any,
-    rate: Any,
     busy: Any,
     step: Any,
 ) -> None:
@@ -500,7 +546,7 @@ def _advance(
 
     Instants at which nobody could start anything are passed over: they hold no decision.
     """
-    while waits or not _judge(s, c, numbers, stream, nodes):
+    while waits or not _judge(s, c, nodes):
         waits = False
         event = s[NEXT_FINISH]
         if s[ARRIVED] < c[K_JOBS]:
@@ -512,11 +558,11 @@ def _advance(
         if 0 <= c[K_HORIZON] <= event:
             _pass_time(c[K_HORIZON], s, numbers, step)
             s[DONE] = 1
-            _judge(s, c, numbers, stream, nodes)
+            _judge(s, c, nodes)
             return
         _pass_time(event, s, numbers, step)
         if s[NEXT_FINISH] <= event:
-            _complete_due(s, placed, c, numbers, stream, nodes, rate, busy, step)
+            _complete_due(s, placed, c, numbers, stream, nodes, busy, step)
         _arrive(s, c, stream)
         _show_more(s, c, stream, nodes)
 
@@ -527,7 +573,7 @@ def _offer_levels(s: Any, c: Any, stream: Any) -> bool:
 
     Returns False where no phase is left, so that the job is to be started.
     """
-    row = s[WINDOW] + s[c[B_SLOT_JOB] + s[CHOSEN]]
+    row = s[WINDOW] + s[c[B_SLOTS] + s[CHOSEN] * SLOT_WORDS + SLOT_JOB]
     while s[PHASE] <= LEVEL_NETWORK:
         which = s[PHASE] - LEVEL_CPU
         resource = 1 if which == 0 else which + 2
@@ -570,18 +616,16 @@ def _act(
             s[CHOSEN_LEVELS] = UNIT_LEVELS
             if c[K_CHOOSE_PLACE]:
                 for p in range(rules):
-                    s[c[B_PLACE_OK] + p] = _try_rule(
-                        action, c[c[L_RULES] + p], False, s, c, stream, nodes
-                    )
+                    s[c[B_PLACE_OK] + p] = _try_rule(action, c[c[L_RULES] + p], False, s, c, nodes)
                 s[PHASE] = PLACE
                 return
             for p in range(rules):
-                if _try_rule(action, c[c[L_RULES] + p], True, s, c, stream, nodes):
+                if _try_rule(action, c[c[L_RULES] + p], True, s, c, nodes):
                     break
             s[PHASE] = LEVEL_CPU
         elif phase == PLACE:
             rule = c[c[L_RULES] + action - slots - 1]
-            _try_rule(s[CHOSEN], rule, True, s, c, stream, nodes)
+            _try_rule(s[CHOSEN], rule, True, s, c, nodes)
             s[PHASE] = LEVEL_CPU
         else:
             choice = action - slots - 1 - (rules if c[K_CHOOSE_PLACE] else 0)
@@ -592,7 +636,7 @@ def _act(
         if c[K_CHOOSE_LEVELS] and _offer_levels(s, c, stream):
             return
         _start(s, placed, c, stream, nodes, rate, busy)
-    _advance(waits, s, placed, c, numbers, stream, nodes, rate, busy, step)
+    _advance(waits, s, placed, c, numbers, stream, nodes, busy, step)
 
 
 @njit(cache=True, nogil=True)
@@ -603,8 +647,8 @@ def _write_mask(s: Any, c: Any, mask: Any) -> None:
     mask[:] = False
     if s[PHASE] == PICK:
         anyone = False
-        for k in range(slots):
-            good = s[c[B_STARTABLE] + k] != 0
+        for k in range(s[SLOTS_USED]):
+            good = s[c[B_SLOTS] + k * SLOT_WORDS + STARTABLE] != 0
             mask[k] = good
             anyone = anyone or good
         # Where no event is ahead there is nothing to wait for.
@@ -663,7 +707,7 @@ def begin_some(
         i = which[place]
         key = keys[place]
         s = state[i]
-        for word in range(c[B_SLOT_JOB]):
+        for word in range(c[B_SLOTS]):
             s[word] = 0
         window = c[K_FIRST_WINDOW] + np.int64(_mix(key, 0) % np.uint64(c[K_WINDOWS]))
         s[WINDOW] = window
@@ -680,28 +724,30 @@ def begin_some(
         s[IDLE_WATTS] = idle * 1000
         sigma = numbers[N_SIGMA]
         for job in range(c[K_JOBS]):
-            s[c[B_START] + job] = -1
-            s[c[B_FINISH] + job] = -1
+            words = c[B_JOBS] + job * JOB_WORDS
+            s[words + START] = -1
+            s[words + FINISH] = -1
             length = stream[window + job, DURATION]
             if sigma > 0:
                 # Box-Muller; 1 - u keeps the logarithm finite.
                 radius = np.sqrt(-2 * np.log(1 - _uniform(key, 1 + 2 * job)))
                 z = radius * np.cos(2 * np.pi * _uniform(key, 2 + 2 * job))
                 length = np.int64(length * np.exp(sigma * z))
-            s[c[B_ESTIMATE] + job] = length
+            s[words + ESTIMATE] = length
         _arrive(s, c, stream)
         _show_more(s, c, stream, nodes)
         # The cluster is empty and every job fits it, so the first decision is now.
-        _judge(s, c, numbers, stream, nodes)
+        _judge(s, c, nodes)
         _write_mask(s, c, masks[i])
 
 
 @njit(cache=True, nogil=True)
-def fits_first_slot(s: Any, c: Any, numbers: Any, stream: Any, nodes: Any) -> bool:
+def fits_first_slot(s: Any, c: Any, stream: Any, nodes: Any) -> bool:
     """Whether some offered rule places the job in slot 0 of the row `s`."""
+    s[c[B_SLOTS] + SLOT_GANG] = stream[s[WINDOW], GPUS]
     for n in range(c[K_NODES]):
         _refit(0, n, s, c, stream, nodes)
-    return _judge(s, c, numbers, stream, nodes)
+    return _judge(s, c, nodes)
 
 
 @njit(cache=True, nogil=True)
@@ -713,7 +759,7 @@ def stranded(state: Any, c: Any) -> int:
             continue
         anyone = False
         for k in range(s[SLOTS_USED]):
-            anyone = anyone or s[c[B_STARTABLE] + k] != 0
+            anyone = anyone or s[c[B_SLOTS] + k * SLOT_WORDS + STARTABLE] != 0
         if not anyone:
             return i
     return -1

@@ -88,26 +88,40 @@ NODE_COLUMNS = 7
     K_HORIZON,  # -1: none
     K_FIRST_WINDOW,
     K_WINDOWS,
-    B_SLOT_JOB,  # begins of blocks of a row of the state
-    B_STARTABLE,
-    B_FIT,
+    K_MULTI,  # jobs hold more than GPUs
+    K_ANY_NODE,  # some rule places a one-GPU job wherever there is room
+    K_ANYWHERE,  # some rule places any gang wherever there is room
+    B_SLOTS,  # begins of blocks of a row of the state
+    B_FIT,  # (slots, nodes) GPUs of the job that the node has room for, at least levels
     B_FREE,
     B_TENTATIVE,
     B_PLACE_OK,
     B_LEVEL_OK,
     B_RUNNING,
-    B_START,
-    B_FINISH,
-    B_ESTIMATE,
-    B_CROWD_AT,
-    B_LEVELS,
-    B_NODES_USED,
+    B_JOBS,
     L_RULES,  # begins of lists in the constants themselves
     L_IDLE_W,
     L_ACTIVE_W,
     L_LARGEST,  # most GPUs of a node, by kind; last: of any
-) = range(29)
-CONSTANTS = 29
+) = range(26)
+CONSTANTS = 26
+
+# Words of a slot, of an entry of the running list, and of a job of the episode.
+SLOT_JOB, SLOT_GANG, SLOT_ROOM, STARTABLE = range(4)  # SLOT_ROOM: sum of its row of B_FIT
+SLOT_WORDS = 4
+RUNNING_JOB, RUNNING_FINISH = range(2)
+RUNNING_WORDS = 2
+(
+    START,  # -1 before
+    FINISH,  # planned at the start; -1 before
+    ESTIMATE,
+    CROWD_AT,  # CROWD at its submission
+    JOB_LEVELS,  # packed, see UNIT_LEVELS
+    NODES_USED,
+    FIRST_NODE,
+    JOB_ROW,  # of the speed tables
+) = range(8)
+JOB_WORDS = 8
 
 # Real constants: the totals take five.
 N_DISCOUNT, N_SIGMA, N_TOTAL = 0, 1, 2
@@ -146,6 +160,7 @@ class Rules:
         horizon_ms: int = -1,
         first_window: int = 0,
         windows: int = 1,
+        multi_resource: bool = True,
         discount_per_ms: float = 0.0,
         estimate_sigma: float = 0.0,
         idle_w: int = 0,
@@ -154,20 +169,14 @@ class Rules:
         """Lays out the blocks of a row and the lists of the constants."""
         count = len(nodes)
         sizes = {
-            B_SLOT_JOB: slots,
-            B_STARTABLE: slots,
+            B_SLOTS: slots * SLOT_WORDS,
             B_FIT: slots * count,
             B_FREE: count * RESOURCES,
             B_TENTATIVE: count,
             B_PLACE_OK: len(codes),
             B_LEVEL_OK: len(LEVELS),
-            B_RUNNING: jobs,
-            B_START: jobs,
-            B_FINISH: jobs,
-            B_ESTIMATE: jobs,
-            B_CROWD_AT: jobs,
-            B_LEVELS: jobs,
-            B_NODES_USED: jobs,
+            B_RUNNING: jobs * RUNNING_WORDS,
+            B_JOBS: jobs * JOB_WORDS,
         }
         largest = [int(nodes[nodes[:, KIND] == kind, CAPACITY].max()) for kind in range(kinds)]
         lists = {
@@ -189,6 +198,9 @@ class Rules:
             horizon_ms,
         )
         constants[K_FIRST_WINDOW], constants[K_WINDOWS] = first_window, windows
+        constants[K_MULTI] = multi_resource
+        constants[K_ANY_NODE] = (codes < TYPE_0).any()
+        constants[K_ANYWHERE] = (codes == SPREAD).any()
         words = WORDS
         for block, size in sizes.items():
             constants[block] = words

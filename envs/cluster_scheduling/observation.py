@@ -9,31 +9,37 @@ from numba import njit
 
 from dtgym.envs.cluster_scheduling.layout import (
     ARRIVED,
-    B_ESTIMATE,
     B_FREE,
-    B_NODES_USED,
+    B_JOBS,
     B_RUNNING,
-    B_SLOT_JOB,
-    B_START,
-    B_STARTABLE,
+    B_SLOTS,
     B_TENTATIVE,
     BUSY,
     BUSY_SCALE,
     CAPACITY,
     CHOSEN,
+    ESTIMATE,
     FINISHED,
     HELD,
+    JOB_WORDS,
     K_JOBS,
     K_NODES,
     N_SIGMA,
     N_TOTAL,
+    NODES_USED,
     NOW,
     ORIGIN,
     PHASE,
     RESOURCES,
     RUNNING,
+    RUNNING_JOB,
+    RUNNING_WORDS,
     SHOWN,
+    SLOT_JOB,
+    SLOT_WORDS,
     SLOTS_USED,
+    START,
+    STARTABLE,
     SUBMIT,
     WINDOW,
 )
@@ -97,14 +103,15 @@ def write_range(
         window = s[WINDOW]
         now = s[NOW]
         for k in range(s[SLOTS_USED]):
-            job = s[c[B_SLOT_JOB] + k]
+            slot = c[B_SLOTS] + k * SLOT_WORDS
+            job = s[slot + SLOT_JOB]
             row = window + job
             queue[place, k, 0] = 1.0
             for f in range(STATIC_JOB):
                 queue[place, k, 1 + f] = job_features[row, f]
-            queue[place, k, 12] = squashed_time(s[c[B_ESTIMATE] + job])
+            queue[place, k, 12] = squashed_time(s[c[B_JOBS] + job * JOB_WORDS + ESTIMATE])
             queue[place, k, 13] = squashed_time(now - (stream[row, SUBMIT] - s[ORIGIN]))
-            queue[place, k, 14] = s[c[B_STARTABLE] + k]
+            queue[place, k, 14] = s[slot + STARTABLE]
         if s[CHOSEN] >= 0:
             queue[place, s[CHOSEN], 15] = 1.0
         for n in range(count):
@@ -118,13 +125,14 @@ def write_range(
                 share = s[c[B_TENTATIVE] + n] / nodes[n, CAPACITY]
                 node_out[place, n, STATIC_NODE + RESOURCES] = share
         for spot in range(min(s[RUNNING], running.shape[1])):
-            job = s[c[B_RUNNING] + spot]
-            elapsed = now - s[c[B_START] + job]
+            job = s[c[B_RUNNING] + spot * RUNNING_WORDS + RUNNING_JOB]
+            words = c[B_JOBS] + job * JOB_WORDS
+            elapsed = now - s[words + START]
             running[place, spot, 0] = 1.0
             running[place, spot, 1] = job_features[window + job, 0]
-            running[place, spot, 2] = squashed_time(s[c[B_ESTIMATE] + job] - elapsed)
+            running[place, spot, 2] = squashed_time(s[words + ESTIMATE] - elapsed)
             running[place, spot, 3] = squashed_time(elapsed)
-            running[place, spot, 4] = s[c[B_NODES_USED] + job] / count
+            running[place, spot, 4] = s[words + NODES_USED] / count
         cluster[place, s[PHASE]] = 1.0
         for r in range(RESOURCES):
             if numbers[N_TOTAL + r] > 0:
