@@ -15,60 +15,71 @@ from dtgym.experiments.runner import RunSpec
 from dtgym.experiments.tables import TableResult
 from dtgym.experiments.tensorboard import read_progress
 
-ORACLE = "0.6"
-LEARNED = "tab:red"
-OTHER = "tab:blue"
 CURVE_TAG = "eval/mean_reward"
 
 
 def comparison(result: TableResult, specs: Sequence[RunSpec], path: Path) -> None:
-    """Draws the rows with their intervals, and the validation curves by simulator evaluations."""
-    figure, (bars, curves) = _figure(2, (12, 0.9 + 0.38 * len(result.rows)))
-    _intervals(bars, result)
-    _curves(curves, result, specs)
+    """Draws the rows with their intervals, and how they do while preparing.
+
+    Left: mean score (filled, with its 95 % interval) and interquartile mean (open). Right: mean
+    return on the validation episodes by simulator evaluations; one line for every run seed of a
+    method that learns, a level for a method that does not.
+    """
+    figure, (scores, curves) = _figure(2, (13, 1.4 + 0.36 * len(result.rows)))
+    colors = _colors(result)
+    _draw_scores(scores, result, colors)
+    _draw_curves(curves, result, specs, colors)
     figure.suptitle(result.table.title, fontsize=11)
     _save(figure, path)
 
 
-def _intervals(axes: Any, result: TableResult) -> None:
+def _colors(result: TableResult) -> dict[str, Any]:
+    """A colour a row; oracles are grey."""
+    from matplotlib import colormaps
+
+    palette = iter(colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2])  # type: ignore[attr-defined]
+    return {row.row.name: "0.55" if row.oracle else next(palette) for row in result.rows}
+
+
+def _draw_scores(axes: Any, result: TableResult, colors: dict[str, Any]) -> None:
+    axes.axvline(result.row(result.table.reference).mean.point, color="0.85", zorder=0)
     for place, row in enumerate(reversed(result.rows)):
-        color = _color(result, row.row.name)
-        axes.plot([row.iqm.low, row.iqm.high], [place, place], color=color, linewidth=3, alpha=0.5)
-        axes.plot(row.iqm.point, place, "o", color=color, markersize=6)
-    axes.axvline(result.row(result.table.reference).iqm.point, color="0.8", zorder=0)
+        color = colors[row.row.name]
+        axes.plot([row.mean.low, row.mean.high], [place, place], color=color, linewidth=2.5)
+        axes.plot(row.mean.point, place, "o", color=color, markersize=7)
+        axes.plot(row.iqm.point, place, "o", color=color, markersize=4, markerfacecolor="white")
     names = [row.row.name + (" (oracle)" if row.oracle else "") for row in reversed(result.rows)]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_xlabel(f"{result.table.score.name}\n(interquartile mean, 95 % interval)")
+    axes.set_xlabel(f"{result.table.score.name}: mean with 95 % interval (open: IQM)")
 
 
-def _curves(axes: Any, result: TableResult, specs: Sequence[RunSpec]) -> None:
+def _draw_curves(
+    axes: Any, result: TableResult, specs: Sequence[RunSpec], colors: dict[str, Any]
+) -> None:
+    levels: list[float] = []
     for row in result.rows:
         name = row.row.name
         runs = [spec for spec in specs if spec.name == name]
         series = [read_progress(spec.folder / "progress.csv").get(CURVE_TAG, []) for spec in runs]
         if not all(series):
             continue
-        color = _color(result, name)
-        if row.preparation_evaluations > 0 and len(series[0]) > 1:
+        levels.append(float(np.mean([points[-1][1] for points in series])))
+        if series[0][0][0] < row.preparation_evaluations:
             for points in series:
                 x, y = np.array(points).T
-                axes.plot(x, y, color=color, linewidth=1.5)
-            x, y = np.array(series[0]).T
-            axes.annotate(name, (x[-1], y[-1]), color=color, fontsize=8, xytext=(4, 0),
-                          textcoords="offset points", va="center")  # fmt: skip
+                axes.plot(x, y, color=colors[name], linewidth=2, zorder=3)
+            axes.plot([], [], color=colors[name], linewidth=2, label=name)
         else:
-            level = float(np.mean([points[-1][1] for points in series]))
-            axes.axhline(level, color=color, linestyle=":", linewidth=1)
-            axes.annotate(name, (0.01, level), xycoords=("axes fraction", "data"), color=color,
-                          fontsize=7, va="bottom")  # fmt: skip
+            style = "--" if row.oracle else ":"
+            axes.axhline(levels[-1], color=colors[name], linestyle=style, label=name)
+    if levels:
+        # A learner begins far below all others; what matters is where it ends.
+        margin = 0.1 * (max(levels) - min(levels)) + 1e-9
+        axes.set_ylim(min(levels) - margin, max(levels) + margin)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_xlabel("simulator evaluations while preparing")
     axes.set_ylabel("mean return on validation episodes")
-
-
-def _color(result: TableResult, name: str) -> str:
-    row = result.row(name)
-    return ORACLE if row.oracle else LEARNED if row.row.kind == "learned" else OTHER
 
 
 def image(pixels: NDArray[np.uint8], path: Path) -> None:

@@ -12,9 +12,19 @@ import gymnasium as gym
 from rich.console import Console
 from rich.table import Table
 
-from dtgym.experiments import engines, episodes, plots, solutions, table_files, tables, tensorboard
+from dtgym.experiments import (
+    engines,
+    episodes,
+    plots,
+    reports,
+    solutions,
+    table_files,
+    tables,
+    tensorboard,
+)
 from dtgym.experiments.engines import Failure
 from dtgym.experiments.files import json_text, write_atomic
+from dtgym.experiments.reports import ReportFile
 from dtgym.experiments.runner import RunSpec
 from dtgym.experiments.solutions import Solution
 from dtgym.experiments.table_files import TableFile
@@ -31,7 +41,7 @@ def reproduce(
     workers: int = 1,
     address: str | None = None,
     resume: bool = False,
-) -> TableResult | list[Failure]:
+) -> TableResult | str | list[Failure]:
     """Makes one table in ``results/<name>/``.
 
     Args:
@@ -44,7 +54,8 @@ def reproduce(
         resume: Keep finished runs and go on from checkpoints; otherwise everything is made anew.
 
     Returns:
-        The table, or the runs that failed; the others are kept and a resumed call needs only these.
+        The table; the text of a report; or the runs that failed: the others are kept and a resumed
+        call needs only these.
 
     Raises:
         InvalidInput: Anything in the table or the arguments that does not exist or does not fit.
@@ -53,6 +64,9 @@ def reproduce(
     folder = results / Path(name).stem
     if seeds is not None and seeds < 1:
         raise InvalidInput(f"--seeds must be at least 1, got {seeds}")
+    command = f"python scripts/reproduce.py {name}" + (f" --seeds {seeds}" if seeds else "")
+    if isinstance(table, ReportFile):
+        return reports.make(folder.name, table, folder, command=command)
     runs = folder / "runs" if table.keeps_runs else results / "runs"
     specs = table.specs(runs, seeds=seeds)
     for spec in specs:
@@ -66,8 +80,7 @@ def reproduce(
     if failures:
         return failures
     tensorboard.write_layout(runs)
-    result = tables.collect(Path(name).stem, table, specs)
-    command = f"python scripts/reproduce.py {name}" + (f" --seeds {seeds}" if seeds else "")
+    result = tables.collect(folder.name, table, specs)
     tables.write(result, specs, folder, command=command)
     plots.comparison(result, specs, folder / "figure.png")
     if table.timeline:

@@ -78,7 +78,7 @@ class RunSpec:
     label: str = ""
     budget: int | None = None
     episodes: int = 1
-    validation_episodes: int = 1
+    validation_episodes: int = 2
     env_id: str = ""
 
     @property

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dtgym.experiments.reports import ReportFile
 from dtgym.experiments.runner import RunSpec, row_name
 from dtgym.simulator.documents import Document, read_yaml, validated
 from dtgym.simulator.errors import InvalidInput
@@ -126,8 +127,8 @@ class TableFile(Document):
         return sorted(specs, key=lambda spec: -(spec.budget or 0))
 
 
-def load(name: str) -> TableFile:
-    """Loads a shipped table by name, or a YAML file by path.
+def load(name: str) -> TableFile | ReportFile:
+    """Loads a shipped table or report by name, or a YAML file by path.
 
     Raises:
         InvalidInput: Unknown table; unknown or wrong field; a label that is no row.
@@ -152,13 +153,16 @@ def names() -> list[str]:
     return sorted(Path(f.name).stem for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
-def parse(text: str, *, source: str) -> TableFile:
-    """Builds a table from YAML text; `source` names the file in messages.
+def parse(text: str, *, source: str) -> TableFile | ReportFile:
+    """Builds a table or a report from YAML text; `source` names the file in messages.
 
     Raises:
         InvalidInput: Malformed YAML; unknown or wrong field; a label that is no row, or is two.
     """
-    table = validated(TableFile, read_yaml(text, source=source), source=source)
+    content = read_yaml(text, source=source)
+    if isinstance(content, dict) and "report" in content:
+        return validated(ReportFile, content, source=source)
+    table = validated(TableFile, content, source=source)
     labels = [row.name for row in table.rows]
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:

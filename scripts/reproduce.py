@@ -61,7 +61,10 @@ def main(arguments: Arguments) -> int:
         )
         if isinstance(made, TableResult):
             reproduce.print_table(made, console)
-            console.print(f"written to {arguments.results / made.name}", highlight=False)
+        elif isinstance(made, str):
+            print(made)
+        if not isinstance(made, list):
+            print(f"written to {arguments.results / Path(name).stem}")
         else:
             reproduce.print_failures(made)
             is_bad_input = all(failure.is_bad_input for failure in made)

@@ -70,8 +70,8 @@ def test_preparation_is_counted_and_logged_at_its_evaluations(tmp_path: Path) ->
     assert result_of(folder)["preparation_evaluations"] == 40
     progress = read_progress(folder / "progress.csv")
     assert progress["search/best_objective"] == [(10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0)]
-    # After the search the validation episodes (one of 6, one of 8 steps) extend the same axis.
-    assert [step for step, _ in progress["eval/mean_reward"]] == [46, 54]
+    # After the search the validation episodes (two of 6, two of 8 steps) extend the same axis.
+    assert [step for step, _ in progress["eval/mean_reward"]] == [46, 52, 60, 68]
     assert all(step == value for step, value in progress["search/evaluations"])
 
 

@@ -65,9 +65,9 @@ def test_the_digest_follows_every_instance() -> None:
         ("- name: only", "- env_kwargs: {}", "demo.yaml: test.0: an entry without a grid"),
         ("[4, 5]", "[4, 4]", "demo.yaml: train: two instances are named 2-4"),
         (
-            "first: 10",
-            "first: 9",
-            "demo.yaml: seeds of train instance 2-4 .* overlap",
+            "first: 40",
+            "first: 39",
+            "demo.yaml: seeds of train instance 3-5 .* overlap",
         ),
         ("name: demo", "name: [demo", "demo.yaml: not valid YAML"),
     ],

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import importlib
+import inspect
 import json
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import yaml
 from toy_runs import SUITE, compared_bytes
 
 from dtgym.experiments import reproduce, statistics, table_files, tables
+from dtgym.experiments.reports import ReportFile
 from dtgym.experiments.table_files import Score
 from dtgym.experiments.tables import TableResult
 from dtgym.experiments.validation import validate
@@ -166,5 +169,39 @@ def test_a_wrong_table_is_named_in_one_line(support: Path, change: dict, message
 @pytest.mark.parametrize("name", table_files.names())
 def test_every_shipped_table_names_methods_that_exist(name: str, tmp_path: Path) -> None:
     table = table_files.load(name)
+    if isinstance(table, ReportFile):
+        module, _, function = table.report.partition(":")
+        signature = inspect.signature(getattr(importlib.import_module(module), function))
+        signature.bind(**table.arguments)
+        return
     for spec in table.specs(tmp_path):
         spec.check()
+
+
+def test_a_report_is_computed_and_explained(tmp_path: Path) -> None:
+    (tmp_path / "regret.yaml").write_text(
+        "title: Regret\n"
+        "report: dtgym.experiments.tuning_regret:regrets\n"
+        "arguments: {models: [vgg16], architectures: [ps], scenarios: [steady], episodes: 2}\n"
+        "notes: [A note.]\n"
+    )
+    text = reproduce.reproduce(str(tmp_path / "regret.yaml"), results=tmp_path)
+    assert isinstance(text, str)
+    assert text == (tmp_path / "regret" / "table.md").read_text()
+    assert "| vgg16 | ps | steady | 2 | 0.0000 |" in text
+    assert "hindsight_static: Best single cell of each episode" in text
+    [row] = rows(tmp_path / "regret" / "table.csv")
+    assert float(row["default"]) > 0
+    manifest = json.loads((tmp_path / "regret" / "manifest.json").read_text())
+    assert manifest["arguments"]["models"] == ["vgg16"]
+
+
+def test_a_report_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    for report, message in (
+        ("dtgym.experiments.tuning_regret:nothing", "has no attribute 'nothing'"),
+        ("dtgym.nowhere:rows", "No module named"),
+        ("dtgym.experiments.tuning_regret:regrets", "missing 1 required"),
+    ):
+        (tmp_path / "r.yaml").write_text(f"title: x\nreport: {report}\n")
+        with pytest.raises(InvalidInput, match=message):
+            reproduce.reproduce(str(tmp_path / "r.yaml"), results=tmp_path)

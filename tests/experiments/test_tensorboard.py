@@ -37,7 +37,7 @@ def test_the_x_axis_is_simulator_evaluations_for_all(runs: dict[str, Path]) -> N
         assert all(point.step == point.value for point in points), name
     # The agent's axis ends at its training budget, the search's at what it spent and validated.
     assert events(runs["ppo"]).Scalars("search/evaluations")[-1].step == 2048
-    assert events(runs["tuned"]).Scalars("search/evaluations")[-1].step == 50 + 6 + 8
+    assert events(runs["tuned"]).Scalars("search/evaluations")[-1].step == 50 + 2 * (6 + 8)
 
 
 def test_progress_holds_what_tensorboard_shows_but_no_wall_times(runs: dict[str, Path]) -> None:
