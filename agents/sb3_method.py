@@ -119,7 +119,7 @@ class SB3Method(BaseMethod):
             InvalidInput: The agent was trained for other observations or actions.
         """
         super().reset(view)
-        model = self._trained()
+        model = self.model
         actions = int(model.action_space.n)  # type: ignore[attr-defined]
         if len(view.action_mask) != actions:
             raise InvalidInput(
@@ -137,12 +137,8 @@ class SB3Method(BaseMethod):
         preferences = self._preferences(view.observation)
         return int(np.where(view.action_mask, preferences, -np.inf).argmax())
 
-    def save(self, path: Path) -> None:
-        """Writes the trained agent for ``--checkpoint``."""
-        self._trained().save(path)
-
     def _preferences(self, observation: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        policy: Any = self._trained().policy
+        policy: Any = self.model.policy
         policy.set_training_mode(False)
         batch, _ = policy.obs_to_tensor(observation)
         with torch.no_grad():
@@ -152,7 +148,13 @@ class SB3Method(BaseMethod):
                 values = policy.get_distribution(batch).distribution.logits
         return values[0].numpy()
 
-    def _trained(self) -> BaseAlgorithm:
+    @property
+    def model(self) -> BaseAlgorithm:
+        """The Stable-Baselines3 algorithm.
+
+        Raises:
+            InvalidInput: It was neither trained nor loaded yet.
+        """
         if self._model is None:
             raise InvalidInput(f"method {self.name} acts only after it was prepared")
         return self._model

@@ -47,7 +47,7 @@ def run() -> dict[str, Any]:
 
     def roll_out() -> None:
         observations = env.reset()
-        policy: Any = method._model.policy  # type: ignore[union-attr]
+        policy: Any = method.model.policy
         for _ in range(frames // num_envs):
             with torch.no_grad():
                 chosen, _, _ = policy(torch.as_tensor(observations))

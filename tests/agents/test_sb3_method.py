@@ -70,8 +70,7 @@ def mean_return(method: SB3Method) -> float:
 
 
 def weights(method: SB3Method) -> dict[str, torch.Tensor]:
-    assert method._model is not None
-    return method._model.policy.state_dict()
+    return method.model.policy.state_dict()
 
 
 def assert_same_weights(one: SB3Method, other: SB3Method) -> None:
