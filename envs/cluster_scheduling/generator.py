@@ -222,6 +222,8 @@ def _build(
 def _stream_jobs(
     workload: str, virtual_cluster: str, count: int, seed: int, cluster: hardware.Cluster
 ) -> JobTable:
+    if virtual_cluster and workload in ("toy", *job_generator.PROFILES):
+        raise InvalidInput(f"virtual_cluster: {workload} has no virtual clusters")
     if workload == "toy":
         return toy_jobs(count)
     if workload in job_generator.PROFILES:
@@ -234,7 +236,12 @@ def _stream_jobs(
         jobs = traces.read(workload)
     if virtual_cluster:
         if jobs.vc is None:
-            raise InvalidInput(f"{workload}: has no virtual clusters")
+            raise InvalidInput(f"virtual_cluster: {workload} has no virtual clusters")
+        if virtual_cluster not in jobs.vc:
+            raise InvalidInput(
+                f"virtual_cluster must be one of {', '.join(np.unique(jobs.vc))} of {workload}, "
+                f"got {virtual_cluster!r}"
+            )
         jobs = jobs.select(jobs.vc == virtual_cluster)
     if (jobs.num_gpus > 0).sum() < len(jobs):
         jobs = jobs.select(jobs.num_gpus > 0)
