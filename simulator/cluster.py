@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dtgym.simulator import cluster_engine, cluster_rules, hardware
+from dtgym.simulator import cluster_engine, cluster_peers, cluster_rules, hardware
 from dtgym.simulator.cluster_cases import (
     IMPOSSIBLE,
     BatchOutcome,
@@ -32,7 +32,7 @@ from dtgym.simulator.cluster_cases import (
     run_preemptive_pool,
     run_queue_order,
 )
-from dtgym.simulator.cluster_engine import Scheduler
+from dtgym.simulator.cluster_peers import PEER_POLICIES
 from dtgym.simulator.cluster_resources import Resources
 from dtgym.simulator.errors import InvalidInput, above, at_least, finite_array, one_of
 from dtgym.simulator.job_speed import SpeedModel
@@ -40,6 +40,7 @@ from dtgym.simulator.jobs import JobTable, milliseconds
 from dtgym.simulator.kernels import cluster_preempt
 from dtgym.simulator.kernels.cluster_queue import PLACEMENTS
 from dtgym.simulator.outcome import Outcome
+from dtgym.simulator.scheduling import Scheduler
 from dtgym.simulator.service_levels import gittins_levels
 
 HEAD_OF_LINE = ("block", "skip")
@@ -63,7 +64,7 @@ RESOURCE_POLICIES = (
 )
 """Further compiled policies; all of them know nodes and capacity vectors."""
 
-POLICIES = QUEUE_POLICIES + PREEMPTIVE_POLICIES + RESOURCE_POLICIES
+POLICIES = QUEUE_POLICIES + PREEMPTIVE_POLICIES + RESOURCE_POLICIES + PEER_POLICIES
 """Every compiled policy."""
 
 
@@ -175,6 +176,8 @@ def simulate(
               gang while both are predicted to keep `sharing_threshold` (0.85) of their speed.
               `muri`: likewise, but pairs take turns on the stages, and share while their speeds
               sum to `sharing_threshold` (1.2).
+            * `lucid_srtf`, `lucid_las`, `tiresias_dlas`: those of the published simulators with
+              their own placement, cost and thresholds (see `dtgym.simulator.cluster_peers`).
         placement: `pooled` counts resources and knows no nodes. `consolidate`: gangs up to the
             largest node's size go whole to the fullest node that fits; larger ones take wholly
             free nodes and one part-node, the fullest that fits. `best_fit`, `worst_fit`,
@@ -221,6 +224,11 @@ def simulate(
     interval_ms = int(milliseconds(at_least("decision_interval_s", decision_interval_s, 0, "s")))
     if isinstance(policy, str):
         one_of("policy", policy, POLICIES)
+        if policy in PEER_POLICIES:
+            peer = None if tuple(las_thresholds_gpu_s) == (18000.0,) else las_thresholds_gpu_s
+            return cluster_peers.run(
+                jobs, cluster, policy, thresholds_gpu_s=peer, impossible=impossible
+            )
         fast = (
             policy not in RESOURCE_POLICIES
             and (placement == "pooled" or (policy in QUEUE_POLICIES and placement in PLACEMENTS))

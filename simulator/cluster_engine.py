@@ -46,10 +46,11 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
     wake_ms = kernel.NEVER
     while True:
         m = resources.machine
+        kernel.replan(m, pairing)
         if not kernel.log_has_room(m):
             resources.grow_log()
             continue
-        now = int(m.now[0])
+        now = int(m.counters[kernel.NOW])
         waits = int(m.counters[kernel.WAITING_COUNT])
         event = int(kernel.next_instant(m))
         when = min(event, int(wake_ms)) if waits or m.counters[kernel.RUNNING_COUNT] else event
@@ -62,7 +63,7 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
                 )
             return resources.outcome(name, decision_s)
         idle = event == kernel.NEVER
-        kernel.advance(m, when, pairing)
+        kernel.advance(m, when)
         if interval_ms and when % interval_ms:
             continue
         active = m.counters[kernel.WAITING_COUNT] + m.counters[kernel.RUNNING_COUNT]
@@ -72,10 +73,10 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
         if hasattr(policy, "decide"):
             decision = policy.decide(SchedulerState(resources, oracle=oracle))
             decision_s.append(time.perf_counter() - begun_s)
-            _apply(resources, decision, name, pairing)
+            _apply(resources, decision, name)
         else:
             decision = Decision()
-            _act(resources, policy, name, oracle, pairing)
+            _act(resources, policy, name, oracle)
             decision_s.append(time.perf_counter() - begun_s)
         wake_ms = kernel.NEVER
         if decision.wake_s is not None:
@@ -97,7 +98,7 @@ def _view(state: SchedulerState) -> EngineView:
     return EngineView(state=state, action_mask=np.append(startable, True))
 
 
-def _act(resources: Resources, policy: Any, name: str, oracle: bool, pairing: int) -> None:
+def _act(resources: Resources, policy: Any, name: str, oracle: bool) -> None:
     """Asks a method again and again until it lets time pass."""
     while True:
         state = SchedulerState(resources, oracle=oracle)
@@ -110,19 +111,19 @@ def _act(resources: Resources, policy: Any, name: str, oracle: bool, pairing: in
                 f"policy {name}: action {action} is not legal at {state.now_s:g} s; "
                 "choose a waiting job that fits, or state.advance"
             )
-        _apply(resources, Decision(start=(Start(int(state.waiting.job[action])),)), name, pairing)
+        _apply(resources, Decision(start=(Start(int(state.waiting.job[action])),)), name)
 
 
-def _apply(resources: Resources, decision: Decision, name: str, pairing: int) -> None:
+def _apply(resources: Resources, decision: Decision, name: str) -> None:
     m = resources.machine
-    now_s = m.now[0] / 1000
+    now_s = m.counters[kernel.NOW] / 1000
     for job in decision.preempt:
-        if not (0 <= job < len(m.status)) or m.status[job] != kernel.RUNNING:
+        if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != kernel.RUNNING:
             raise InvalidInput(f"policy {name}: job {job} does not run at {now_s:g} s")
-        kernel.preempt(m, int(job), pairing)
+        kernel.preempt(m, int(job))
     for start in decision.start:
         job = int(start.job)
-        if not (0 <= job < len(m.status)) or m.status[job] != kernel.WAITING:
+        if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != kernel.WAITING:
             raise InvalidInput(f"policy {name}: job {job} does not wait at {now_s:g} s")
         m.held[job] = m.demand[job]
         for r, field in SHARES:
@@ -136,21 +137,19 @@ def _apply(resources: Resources, decision: Decision, name: str, pairing: int) ->
         elif start.nodes is not None:
             _on_nodes(resources, start, name)
         else:
-            _resize(m, job, int(m.asked_units[job]))
+            _resize(m, job, int(m.jobs["asked_units"][job]))
             count = kernel.find_places(
-                m, m.free, job, m.held[job], resources.rule, resources.seed, m.place_node,
-                m.place_units,
-            )  # fmt: skip
+                m, m.free, job, m.held[job], resources.rule, resources.seed)  # fmt: skip
             if count < 0:
                 continue
-            m.place_count[job] = count
-        kernel.start(m, job, start.host, pairing)
+            m.jobs["place_count"][job] = count
+        kernel.start(m, job, start.host)
 
 
 def _resize(m: kernel.Machine, job: int, units: int) -> None:
-    m.units[job] = units
-    if m.gpus[job] > 0:
-        m.gpus[job] = units
+    m.jobs["units"][job] = units
+    if m.jobs["gpus"][job] > 0:
+        m.jobs["gpus"][job] = units
 
 
 def _on_nodes(resources: Resources, start: Start, name: str) -> None:
@@ -165,35 +164,42 @@ def _on_nodes(resources: Resources, start: Start, name: str) -> None:
         raise InvalidInput(f"{where}: at least 1 GPU on nodes 0 to {len(m.free) - 1}")
     units = sum(parts)
     table, row = resources.jobs, resources.row[job]
-    asked = int(m.asked_units[job])
+    asked = int(m.jobs["asked_units"][job])
     least = asked if table.min_gpus is None else int(table.min_gpus[row])
     most = asked if table.max_gpus is None else int(table.max_gpus[row])
     if units != asked and not least <= units <= most:
         raise InvalidInput(f"{where}: {units} GPUs, but the job takes {least} to {most}")
     for node, part in zip(nodes, parts, strict=True):
-        if kernel.node_room(m, m.free, node, m.held[job], m.kinds_ok[job], part) < part:
+        if kernel.node_room(m, m.free, node, m.held[job], m.jobs["kinds_ok"][job], part) < part:
             raise InvalidInput(f"{where}: node {node} has no room for {part} GPUs of it")
     _resize(m, job, units)
-    base = m.place_base[job]
-    m.place_node[base : base + len(nodes)] = nodes
-    m.place_units[base : base + len(nodes)] = parts
-    m.place_count[job] = len(nodes)
+    base = m.jobs["place_base"][job]
+    m.places["node"][base : base + len(nodes)] = nodes
+    m.places["units"][base : base + len(nodes)] = parts
+    m.jobs["place_count"][job] = len(nodes)
 
 
 def _beside(m: kernel.Machine, job: int, host: int, name: str) -> None:
     """Checks and sets places on the GPUs of a running job."""
     where = f"policy {name}: Start of job {job} beside job {host}"
-    if host >= len(m.status) or m.status[host] != kernel.RUNNING or m.partner[host] >= 0:
+    if (
+        host >= len(m.jobs["status"])
+        or m.jobs["status"][host] != kernel.RUNNING
+        or m.jobs["partner"][host] >= 0
+    ):
         raise InvalidInput(f"{where}: the host must run and share with nobody yet")
-    _resize(m, job, int(m.asked_units[job]))
-    if m.units[job] != m.units[host] or m.demand[job, 0] != m.demand[host, 0]:
+    _resize(m, job, int(m.jobs["asked_units"][job]))
+    if m.jobs["units"][job] != m.jobs["units"][host] or m.demand[job, 0] != m.demand[host, 0]:
         raise InvalidInput(f"{where}: both must have the same gang")
-    for place in range(m.place_count[host]):
-        at, to = m.place_base[host] + place, m.place_base[job] + place
-        node, parts = m.place_node[at], m.place_units[at]
+    for place in range(m.jobs["place_count"][host]):
+        at, to = m.jobs["place_base"][host] + place, m.jobs["place_base"][job] + place
+        node, parts = m.places["node"][at], m.places["units"][at]
         without_gpu = m.held[job].copy()
         without_gpu[kernel.GPU] = 0
-        if kernel.node_room(m, m.free, int(node), without_gpu, m.kinds_ok[job], int(parts)) < parts:
+        if (
+            kernel.node_room(m, m.free, int(node), without_gpu, m.jobs["kinds_ok"][job], int(parts))
+            < parts
+        ):
             raise InvalidInput(f"{where}: node {node} lacks CPU, memory, I/O or network, or type")
-        m.place_node[to], m.place_units[to] = node, parts
-    m.place_count[job] = m.place_count[host]
+        m.places["node"][to], m.places["units"][to] = node, parts
+    m.jobs["place_count"][job] = m.jobs["place_count"][host]

@@ -7,6 +7,7 @@ whole numbers. `outcome` turns a finished machine into an `Outcome` in the order
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,62 +60,58 @@ class Resources:
         self.jobs, self.cluster, self.seed = jobs, cluster, int(at_least("seed", seed, 0))
         # Pools are filled in order and split freely: one pool per GPU type.
         self.rule = kernel.PLACEMENTS["first_fit" if placement == "pooled" else placement]
-        self.kinds, capacity, kind, rack = _nodes(cluster, pooled=placement == "pooled")
-        used = _used_resources(jobs, resources)
-        demand = _demand(jobs, used)
-        kinds_ok = _kinds_ok(jobs, self.kinds)
+        self.kinds, capacity, nodes = _nodes(cluster, pooled=placement == "pooled")
         units = np.maximum(jobs.num_gpus, 1)
-        order = in_submit_order(jobs, jobs.submit_ms)
-        speed_arrays = _speed_arrays(jobs, self.kinds, speed)
-        most_units = np.maximum(units, jobs.column("max_gpus", 0))
-        widest = np.minimum(most_units, len(capacity))
-        base = np.concatenate(([0], np.cumsum(widest[order]))).astype(np.int64)
-        estimates = jobs.column("estimate_s", np.nan) if estimate_s is None else estimate_s
-        estimates = np.where(np.isnan(estimates), jobs.duration_s, estimates)
-        shape_key = np.column_stack((units, kinds_ok, demand))
+        demand = _demand(jobs, _used_resources(jobs, resources))
         traffic = demand[:, kernel.NETWORK].copy()
         share_network = speed is not None and speed.share_network
         if share_network:
             demand[:, kernel.NETWORK] = 0
-        class_demand, class_units, class_share = _typical(units, demand)
-        columns: dict[str, Any] = {
+        kinds_ok = _kinds_ok(jobs, self.kinds)
+        estimates = jobs.column("estimate_s", np.nan) if estimate_s is None else estimate_s
+        stages, columns = _speed_columns(jobs, speed)
+        columns |= {
             "submit_ms": jobs.submit_ms,
             "work_ms": jobs.duration_ms,
             "gpus": jobs.num_gpus,
             "units": units,
             "asked_units": units,
-            "demand": demand,
             "traffic": traffic,
             "kinds_ok": kinds_ok,
-            "shape": np.unique(shape_key, axis=0, return_inverse=True)[1].ravel(),
-            "estimate_ms": milliseconds(estimates),
+            "shape": _numbered(np.column_stack((units, kinds_ok, demand))),
+            "estimate_ms": milliseconds(np.where(np.isnan(estimates), jobs.duration_s, estimates)),
             "cost_ms": milliseconds(np.zeros(len(jobs)) if cost_s is None else cost_s),
-            **speed_arrays,
         }
-        fixed = {
-            "capacity": capacity,
-            "kind": kind,
-            "rack": rack,
-            "share_network": np.array([share_network]),
-            "class_demand": class_demand,
-            "class_units": class_units,
-            "class_share": class_share,
+        speeds = {} if speed is None else speed.gpu_speed
+        matrices = {
+            "demand": demand,
+            "stage_s": stages,
+            "kind_speed": np.tile([speeds.get(kind, 1.0) for kind in self.kinds], (len(jobs), 1)),
         }
-        whole = _machine({k: v[order] for k, v in columns.items()}, fixed, base, None)
-        self.rejections = _never_fits(jobs, order, whole, self.rule, self.seed)
+        widest = np.minimum(np.maximum(units, jobs.column("max_gpus", 0)), len(capacity))
+        fixed = _Fixed(capacity, nodes, *_typical(units, demand), share_network)
+
+        def machine(rows: NDArray[np.int64]) -> Machine:
+            return _machine(
+                {name: values[rows] for name, values in columns.items()},
+                {name: values[rows] for name, values in matrices.items()},
+                fixed,
+                widest[rows],
+            )
+
+        self.row = in_submit_order(jobs, jobs.submit_ms)
+        self.machine = machine(self.row)
+        self.rejections = _never_fits(jobs, self.row, self.machine, self.rule, self.seed)
         if self.rejections and impossible == "raise":
             raise InvalidInput(next(iter(self.rejections.values())))
-        kept = order[~np.isin(order, list(self.rejections))] if self.rejections else order
-        base = np.concatenate(([0], np.cumsum(widest[kept]))).astype(np.int64)
-        self.row = kept
-        self.machine = _machine({k: v[kept] for k, v in columns.items()}, fixed, base, None)
+        if self.rejections:
+            self.row = self.row[~np.isin(self.row, list(self.rejections))]
+            self.machine = machine(self.row)
 
     def with_rank(self, key: NDArray[Any] | None) -> None:
         """Sets the waiting order: ascending in `key` (J,), ties by submission and id."""
-        rank = np.arange(len(self.row))
-        if key is not None:
-            rank[np.argsort(key, kind="stable")] = np.arange(len(self.row))
-        self.machine = self.machine._replace(rank=rank.astype(np.int64))
+        order = np.arange(len(self.row)) if key is None else np.argsort(key, kind="stable")
+        self.machine.jobs["rank"][order] = np.arange(len(self.row))
 
     def grow_log(self) -> None:
         """Doubles the log of stretches, keeping what is in it."""
@@ -128,8 +125,7 @@ class Resources:
         self.machine = m._replace(
             log_row=doubled(m.log_row),
             log_work_ms=doubled(m.log_work_ms),
-            log_node=doubled(m.log_node),
-            log_units=doubled(m.log_units),
+            log_places=doubled(m.log_places),
         )
 
     def outcome(self, policy: str, decision_s: Sequence[float] = ()) -> Outcome:
@@ -140,8 +136,8 @@ class Resources:
                 of the engine or of a Python policy, never of the input.
         """
         m, jobs = self.machine, self.jobs
-        if not (m.status == kernel.DONE).all():
-            left = int((m.status != kernel.DONE).sum())
+        if not (m.jobs["status"] == kernel.DONE).all():
+            left = int((m.jobs["status"] != kernel.DONE).sum())
             raise AssertionError(f"{policy}: {left} of {len(jobs)} jobs were left waiting for ever")
         assert np.array_equal(m.free, m.capacity), "resources were lost or given back twice"
 
@@ -151,16 +147,16 @@ class Resources:
             return seconds
 
         preemptions = np.zeros(len(jobs), dtype=np.int64)
-        preemptions[self.row] = m.preemptions
+        preemptions[self.row] = m.jobs["preemptions"]
         refused = sorted(self.rejections)
         return Outcome(
             policy=policy,
             job_id=jobs.job_id,
             submit_s=jobs.submit_s,
             num_gpus=jobs.num_gpus,
-            start_s=scatter(m.first_ms),
-            finish_s=scatter(m.finish_ms),
-            queueing_s=scatter(m.waited_ms),
+            start_s=scatter(m.jobs["first_ms"]),
+            finish_s=scatter(m.jobs["finish_ms"]),
+            queueing_s=scatter(m.jobs["waited_ms"]),
             preemptions=preemptions,
             rejected=np.array(refused, dtype=np.int64),
             rejections=tuple(self.rejections[row] for row in refused),
@@ -182,11 +178,13 @@ class Resources:
         base = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
         pick = np.repeat(first - base[:-1], count) + np.arange(base[-1])
         job = log[:, 0]
-        units = m.units[job]
+        units = m.jobs["units"][job]
         held = log[:, 4:] * units[:, None] / PER_UNIT
         length_ms = np.maximum(log[:, 2] - log[:, 1], 1)
         stage = m.stage_s[job]
-        asked_s = (1 - m.overlap[job]) * stage.sum(axis=1) + m.overlap[job] * stage.max(axis=1)
+        asked_s = (1 - m.jobs["overlap"][job]) * stage.sum(axis=1) + m.jobs["overlap"][
+            job
+        ] * stage.max(axis=1)
         # Iterations done x stage time, over the time and the amount held relative to the request.
         done = np.divide(m.log_work_ms[:rows][order], asked_s, where=asked_s > 0, out=np.ones(rows))
         level = np.divide(
@@ -195,8 +193,8 @@ class Resources:
         busy = np.ones((rows, 5))
         for r, column in ((0, 2), (1, 1), (3, 0), (4, 3)):
             share = done * stage[:, column] / length_ms / np.maximum(level[:, r], 1e-12)
-            busy[:, r] = np.where(m.has_stages[job], np.clip(share, 0.0, 1.0), 1.0)
-        per_part = np.repeat(m.gpus[job] > 0, count)
+            busy[:, r] = np.where(m.jobs["has_stages"][job] > 0, np.clip(share, 0.0, 1.0), 1.0)
+        per_part = np.repeat(m.jobs["gpus"][job] > 0, count)
         return Stretches(
             job=self.row[job],
             start_s=log[:, 1] / 1000.0,
@@ -204,15 +202,26 @@ class Resources:
             held=held,
             busy=busy,
             place_base=base,
-            place_node=m.log_node[pick],
-            place_gpus=np.where(per_part, m.log_units[pick], 0),
+            place_node=m.log_places["node"][pick],
+            place_gpus=np.where(per_part, m.log_places["units"][pick], 0),
         )
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """What a machine is made of beside its jobs."""
+
+    capacity: NDArray[np.int64]
+    nodes: NDArray[Any]
+    class_demand: NDArray[np.int64]
+    classes: NDArray[Any]
+    share_network: bool
 
 
 def _nodes(
     cluster: hardware.Cluster, *, pooled: bool
-) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Names of GPU types, capacity (N, 5), type (N,) and rack (N,); one node per type if pooled."""
+) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[Any]]:
+    """Names of GPU types, capacity (N, 5) and node records (N,); one node per type if pooled."""
     arrays = cluster.arrays()
     names = [group.node.accelerator.name for group in cluster.groups]
     kinds = tuple(dict.fromkeys(names))
@@ -227,12 +236,19 @@ def _nodes(
         )
     )
     capacity = np.floor(amounts * PER_UNIT).astype(np.int64)
-    if not pooled:
-        return kinds, capacity, kind, np.ascontiguousarray(arrays.rack, dtype=np.int64)
-    pools = np.zeros((len(kinds), 5), dtype=np.int64)
-    np.add.at(pools, kind, capacity)
-    number = np.arange(len(kinds), dtype=np.int64)
-    return kinds, pools, number, np.zeros(len(kinds), dtype=np.int64)
+    rack = arrays.rack
+    if pooled:
+        pools = np.zeros((len(kinds), 5), dtype=np.int64)
+        np.add.at(pools, kind, capacity)
+        capacity, kind, rack = pools, np.arange(len(kinds)), np.zeros(len(kinds), dtype=np.int64)
+    nodes = np.zeros(len(capacity), dtype=kernel.NODE)
+    nodes["kind"], nodes["rack"] = kind, rack
+    return kinds, capacity, nodes
+
+
+def _numbered(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each row, equal for equal rows."""
+    return np.unique(rows, axis=0, return_inverse=True)[1].ravel().astype(np.int64)
 
 
 def _used_resources(jobs: JobTable, resources: Sequence[str] | None) -> set[str]:
@@ -281,94 +297,88 @@ def _kinds_ok(jobs: JobTable, kinds: tuple[str, ...]) -> NDArray[np.int64]:
 
 def _typical(
     units: NDArray[np.int64], demand: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """The most frequent kinds of GPU jobs: demand of a part, parts, share; for fragmentation."""
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The most frequent kinds of GPU jobs: demand of a part, and parts with share."""
     rows, count = np.unique(
         np.column_stack((units, demand))[demand[:, 0] > 0], axis=0, return_counts=True
     )
     most = np.argsort(-count, kind="stable")[:_CLASSES]
-    rows, count = rows[most], count[most]
-    share = count / max(count.sum(), 1)
-    return np.ascontiguousarray(rows[:, 1:]), np.ascontiguousarray(rows[:, 0]), share
+    classes = np.zeros(len(most), dtype=kernel.CLASS)
+    classes["units"] = rows[most, 0]
+    classes["share"] = count[most] / max(count.sum(), 1)
+    return np.ascontiguousarray(rows[most, 1:]), classes
 
 
-def _speed_arrays(
-    jobs: JobTable, kinds: tuple[str, ...], speed: SpeedModel | None
-) -> dict[str, NDArray[Any]]:
+def _speed_columns(
+    jobs: JobTable, speed: SpeedModel | None
+) -> tuple[NDArray[np.float64], dict[str, NDArray[Any]]]:
+    """Stages, (jobs, 4), and the fields of the speed model, (jobs,) each."""
     count = len(jobs)
     stages = np.column_stack([jobs.column(name, 0.0) for name in _STAGES])
     if jobs.gpu_stage_s is None:
         stages[:, 2] = np.where(stages.sum(axis=1) > 0, 0.0, 1.0)
     model = SpeedModel() if speed is None else speed
-    curve = np.tile([0.0, 1.0, 0.0], (count, 1))
+    shape = {"squared": np.zeros(count), "linear": np.ones(count), "constant": np.zeros(count)}
     if model.use_cpu_curves and jobs.model is not None:
-        known = cpu_curves()
-        for name in set(jobs.model.tolist()) & set(known):
-            shape = known[name]
-            if shape.linear > 0:
-                curve[jobs.model == name] = shape.squared, shape.linear, shape.constant
-    return {
+        for curve in cpu_curves().values():
+            if curve.linear > 0:
+                for name, values in shape.items():
+                    values[jobs.model == curve.model] = getattr(curve, name)
+    return stages, shape | {
         "has_stages": np.full(count, speed is not None) & (stages.sum(axis=1) > 0),
-        "stage_s": stages,
         "overlap": np.full(count, float(model.overlap)),
-        "cpu_curve": curve,
-        "kind_speed": np.tile([model.gpu_speed.get(kind, 1.0) for kind in kinds], (count, 1)),
-        "cross_node": np.tile(
-            [model.cross_node_network_scale, model.cross_rack_network_scale], (count, 1)
-        ),
+        "cross_node": np.full(count, float(model.cross_node_network_scale)),
+        "cross_rack": np.full(count, float(model.cross_rack_network_scale)),
     }
 
 
 def _machine(
-    columns: dict[str, Any], fixed: dict[str, Any], base: NDArray[np.int64], rank: Any
+    columns: dict[str, NDArray[Any]],
+    matrices: dict[str, NDArray[Any]],
+    fixed: _Fixed,
+    widest: NDArray[np.int64],
 ) -> Machine:
-    """A machine before its first event."""
-    count = len(columns["submit_ms"])
-    nodes = len(fixed["capacity"])
-    places = int(base[-1])
-    log_rows, log_places = count + 1024, places + 1024 + nodes
+    """A machine before its first event.
 
-    def ints(*shape: int) -> NDArray[np.int64]:
-        return np.zeros(shape, dtype=np.int64)
-
-    demand = np.ascontiguousarray(columns["demand"], dtype=np.int64)
+    Args:
+        columns: Fields of `kernel.JOB` by name, (J,) each.
+        matrices: demand, stage_s and kind_speed, (J, ...).
+        fixed: What does not depend on the jobs.
+        widest: Most nodes that each job can be on, (J,).
+    """
+    count = len(widest)
+    base = np.concatenate(([0], np.cumsum(widest))).astype(np.int64)
+    jobs = np.zeros(count, dtype=kernel.JOB)
+    for name, values in columns.items():
+        jobs[name] = values
+    jobs["rank"] = np.arange(count)
+    jobs["place_base"] = base[:-1]
+    jobs["left_ms"] = jobs["work_ms"]
+    jobs["rate"] = 1.0
+    jobs["finish_ms"] = kernel.NEVER
+    jobs["first_ms"] = -1
+    jobs["partner"] = -1
+    counters = np.zeros(kernel.COUNTERS, dtype=np.int64)
+    counters[kernel.NOW] = jobs["submit_ms"][0] if count else 0
+    counters[kernel.SHARE_NETWORK] = fixed.share_network
     return Machine(
-        **{k: np.ascontiguousarray(v) for k, v in fixed.items()},
-        **{k: np.array(v) for k, v in columns.items() if k != "demand"},
-        demand=demand,
-        rank=np.arange(count, dtype=np.int64) if rank is None else rank,
-        place_base=np.ascontiguousarray(base[:-1]),
-        now=np.array([columns["submit_ms"][0] if count else 0], dtype=np.int64),
-        counters=ints(8),
-        free=fixed["capacity"].copy(),
-        network_load=ints(nodes),
-        status=ints(count),
-        held=demand.copy(),
-        left_ms=columns["work_ms"].astype(np.float64),
-        rate=np.ones(count),
-        since_ms=ints(count),
-        finish_ms=np.full(count, kernel.NEVER),
-        begun_ms=ints(count),
-        logged_ms=ints(count),
-        logged_left_ms=np.zeros(count),
-        idle_ms=ints(count),
-        first_ms=np.full(count, -1, dtype=np.int64),
-        attained=ints(count),
-        waited_ms=ints(count),
-        preemptions=ints(count),
-        partner=np.full(count, -1, dtype=np.int64),
-        place_count=ints(count),
-        place_node=ints(places),
-        place_units=ints(places),
-        running=ints(count),
-        spot=ints(count),
-        waiting=ints(count),
-        room=ints(nodes),
-        taken=ints(nodes),
-        log_row=ints(log_rows, 9),
-        log_work_ms=np.zeros(log_rows),
-        log_node=ints(log_places),
-        log_units=ints(log_places),
+        capacity=fixed.capacity,
+        demand=np.ascontiguousarray(matrices["demand"]),
+        stage_s=np.ascontiguousarray(matrices["stage_s"]),
+        kind_speed=np.ascontiguousarray(matrices["kind_speed"]),
+        classes=fixed.classes,
+        class_demand=fixed.class_demand,
+        jobs=jobs,
+        nodes=fixed.nodes.copy(),
+        free=fixed.capacity.copy(),
+        held=np.array(matrices["demand"], order="C"),
+        places=np.zeros(base[-1], dtype=kernel.PLACE),
+        running=np.zeros(count, dtype=np.int64),
+        waiting=np.zeros(count, dtype=np.int64),
+        counters=counters,
+        log_row=np.zeros((count + 1024, 9), dtype=np.int64),
+        log_work_ms=np.zeros(count + 1024),
+        log_places=np.zeros(base[-1] + 1024, dtype=kernel.PLACE),
     )
 
 
@@ -377,25 +387,17 @@ def _never_fits(
 ) -> dict[int, str]:
     """Row -> reason of the jobs that the empty cluster cannot hold."""
     reasons: dict[int, str] = {}
-    held = machine.held
-    for shape, first in zip(*np.unique(machine.shape, return_index=True), strict=True):
+    for shape, first in zip(*np.unique(machine.jobs["shape"], return_index=True), strict=True):
         places = kernel.find_places(
-            machine,
-            machine.free,
-            int(first),
-            held[first],
-            rule,
-            seed,
-            machine.place_node,
-            machine.place_units,
+            machine, machine.free, int(first), machine.demand[first], rule, seed
         )
         if places >= 0:
             continue
-        for row in order[machine.shape == shape]:
+        for row in order[machine.jobs["shape"] == shape]:
             reasons[int(row)] = (
                 f"{jobs.source}: row {row + 1} (line {int(jobs.line[row])}): job "
                 f"{jobs.job_id[row]} can never run: the empty cluster has no room for "
-                f"{jobs.num_gpus[row]} GPUs with {_describe(held[first])} each"
+                f"{jobs.num_gpus[row]} GPUs with {_describe(machine.demand[first])} each"
             )
     return dict(sorted(reasons.items()))
 

@@ -71,12 +71,12 @@ def run(
     row = resources.row
     key: NDArray[Any] | None = None if order is None else order[row]
     if policy in ("qssf", "lucid", "muri"):
-        key = m.estimate_ms * m.gpus
+        key = m.jobs["estimate_ms"] * m.jobs["gpus"]
     elif policy == "random":
         key = np.random.Generator(np.random.PCG64(resources.seed)).permutation(len(row))
     resources.with_rank(key)
     pairing, least = SHARING.get(policy, (cluster_machine.CONTENDING, 1.0))
-    if policy in SHARING and not m.has_stages.any():
+    if policy in SHARING and not m.jobs["has_stages"].any():
         raise InvalidInput(
             f"policy {policy} needs speed=SpeedModel(...) and the jobs' stage times "
             "(columns cpu_stage_s, gpu_stage_s, network_stage_s)"
@@ -84,8 +84,10 @@ def run(
     if threshold is not None:
         least = float(above("sharing_threshold", threshold, 0))
     choices = cpu_choices(m) if policy == "synergy" else m.demand[:, [cluster_machine.CPU]]
-    shapes, shape = np.unique(np.column_stack((m.shape, choices)), axis=0, return_inverse=True)
-    resources.machine = resources.machine._replace(shape=shape.ravel().astype(np.int64))
+    shapes, shape = np.unique(
+        np.column_stack((m.jobs["shape"], choices)), axis=0, return_inverse=True
+    )
+    m.jobs["shape"] = shape.ravel()
     owner = _owners(resources)
     bound, rank, step_ms = levels
     level = np.zeros(len(row), dtype=np.int64)
@@ -93,7 +95,7 @@ def run(
         ended = kernel.run_policy(
             resources.machine,
             KINDS.get(policy, kernel.IN_ORDER),
-            resources.rule,
+            cluster_machine.ALIGNED if policy.startswith("tetris") else resources.rule,
             skip or policy in ("drf", "tetris", "tetris_short", "synergy", "lucid", "muri"),
             np.ascontiguousarray(choices),
             KEYS.get(policy, kernel.LEVEL),
@@ -123,16 +125,18 @@ def cpu_choices(m: cluster_machine.Machine) -> NDArray[np.int64]:
     First the least share that keeps nearly the speed of the largest one, then the request, then the
     least that hardly slows the job; a job whose speed does not depend on CPU goes straight down.
     """
-    count = len(m.work_ms)
+    count = len(m.jobs["work_ms"])
     asked = m.demand[:, cluster_machine.CPU]
     speeds = np.ones((count, len(CPU_LEVELS)))
     for index, level in enumerate(CPU_LEVELS):
-        moved = m.has_stages & (asked > 0)
+        moved = (m.jobs["has_stages"] > 0) & (asked > 0)
         if moved.any():
             speeds[moved, index] = relative_speed(
                 m.stage_s[moved],
-                overlap=m.overlap[moved],
-                cpu_shape=m.cpu_curve[moved],
+                overlap=m.jobs["overlap"][moved],
+                cpu_shape=np.column_stack(
+                    [m.jobs[name][moved] for name in ("squared", "linear", "constant")]
+                ),
                 cores_asked=asked[moved] / 1000.0,
                 cores_given=level * asked[moved] / 1000.0,
             )

@@ -91,7 +91,7 @@ class WaitingJobs:
         for row, job in enumerate(self.job):
             for node in range(len(m.free)):
                 room[row, node] = kernel.node_room(
-                    m, m.free, node, m.demand[job], m.kinds_ok[job], m.units[job]
+                    m, m.free, node, m.demand[job], m.jobs["kinds_ok"][job], m.jobs["units"][job]
                 )
         return room
 
@@ -146,15 +146,15 @@ class SchedulerState:
     def __init__(self, resources: Resources, *, oracle: bool) -> None:
         m = resources.machine
         self.resources = resources
-        self.now_s = float(m.now[0]) / 1000.0
+        self.now_s = float(m.counters[kernel.NOW]) / 1000.0
         self.kinds = resources.kinds
-        self.kind = m.kind
-        self.rack = m.rack
+        self.kind = m.nodes["kind"]
+        self.rack = m.nodes["rack"]
         self.tentative = np.zeros(len(m.free), dtype=np.int64)
         self.placements = (
             next(name for name, rule in kernel.PLACEMENTS.items() if rule == resources.rule),
         )
-        self.jobs = len(m.status)
+        self.jobs = len(m.jobs["status"])
         self._oracle = oracle
 
     @property
@@ -178,7 +178,7 @@ class SchedulerState:
     @property
     def finished(self) -> int:
         """Jobs done."""
-        return int((self.resources.machine.status == kernel.DONE).sum())
+        return int((self.resources.machine.jobs["status"] == kernel.DONE).sum())
 
     @cached_property
     def free(self) -> NDArray[np.float64]:
@@ -195,17 +195,17 @@ class SchedulerState:
         """The waiting jobs."""
         m = self.resources.machine
         job = np.sort(m.waiting[: m.counters[kernel.WAITING_COUNT]])
-        whole = m.demand[job] * m.asked_units[job][:, None] / PER_UNIT
+        whole = m.demand[job] * m.jobs["asked_units"][job][:, None] / PER_UNIT
         return WaitingJobs(
             job=job,
-            num_gpus=m.gpus[job],
-            age_s=(m.now[0] - m.submit_ms[job]) / 1000.0,
-            estimate_s=m.estimate_ms[job] / 1000.0,
-            attained_gpu_s=m.attained[job] / 1000.0,
+            num_gpus=m.jobs["gpus"][job],
+            age_s=(m.counters[kernel.NOW] - m.jobs["submit_ms"][job]) / 1000.0,
+            estimate_s=m.jobs["estimate_ms"][job] / 1000.0,
+            attained_gpu_s=m.jobs["attained"][job] / 1000.0,
             cpu_cores=whole[:, 1],
             memory_bytes=whole[:, 2],
             io_bytes_per_s=whole[:, 3],
-            network_bytes_per_s=m.traffic[job] * m.asked_units[job] / 1.0,
+            network_bytes_per_s=m.jobs["traffic"][job] * m.jobs["asked_units"][job] / 1.0,
             _state=self,
         )
 
@@ -214,21 +214,23 @@ class SchedulerState:
         """The running jobs."""
         m = self.resources.machine
         job = m.running[: m.counters[kernel.RUNNING_COUNT]]
-        job = job[np.lexsort((job, m.begun_ms[job]))]
+        job = job[np.lexsort((job, m.jobs["begun_ms"][job]))]
         gpus = np.zeros((len(job), len(m.free)), dtype=np.int64)
         for row, one in enumerate(job):
-            places = slice(m.place_base[one], m.place_base[one] + m.place_count[one])
-            if m.gpus[one] > 0:
-                gpus[row, m.place_node[places]] = m.place_units[places]
-        ran_ms = m.now[0] - m.begun_ms[job]
+            places = slice(
+                m.jobs["place_base"][one], m.jobs["place_base"][one] + m.jobs["place_count"][one]
+            )
+            if m.jobs["gpus"][one] > 0:
+                gpus[row, m.places["node"][places]] = m.places["units"][places]
+        ran_ms = m.counters[kernel.NOW] - m.jobs["begun_ms"][job]
         return RunningJobs(
             job=job,
             gpus=gpus,
-            num_gpus=m.gpus[job],
+            num_gpus=m.jobs["gpus"][job],
             elapsed_s=ran_ms / 1000.0,
-            estimate_s=m.estimate_ms[job] / 1000.0,
-            attained_gpu_s=(m.attained[job] + ran_ms * m.gpus[job]) / 1000.0,
-            partner=m.partner[job],
+            estimate_s=m.jobs["estimate_ms"][job] / 1000.0,
+            attained_gpu_s=(m.jobs["attained"][job] + ran_ms * m.jobs["gpus"][job]) / 1000.0,
+            partner=m.jobs["partner"][job],
         )
 
     def fits(self, job: int) -> bool:
@@ -238,13 +240,11 @@ class SchedulerState:
     def places(self, job: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Nodes and GPUs (parts) on each that the placement rule would choose now, or None."""
         m, rule = self.resources.machine, self.resources.rule
-        count = kernel.find_places(
-            m, m.free, job, m.demand[job], rule, self.resources.seed, m.place_node, m.place_units
-        )
+        count = kernel.find_places(m, m.free, job, m.demand[job], rule, self.resources.seed)
         if count < 0:
             return None
-        places = slice(m.place_base[job], m.place_base[job] + count)
-        return m.place_node[places].copy(), m.place_units[places].copy()
+        places = slice(m.jobs["place_base"][job], m.jobs["place_base"][job] + count)
+        return m.places["node"][places].copy(), m.places["units"][places].copy()
 
     def remaining_s(self, job: int) -> float:
         """True remaining work at the requested speed; for oracles only.
@@ -255,9 +255,9 @@ class SchedulerState:
         if not self._oracle:
             raise PermissionError("remaining_s is for schedulers with oracle = True")
         m = self.resources.machine
-        left_ms = m.left_ms[job]
-        if m.status[job] == kernel.RUNNING:
-            left_ms -= (m.now[0] - m.since_ms[job]) * m.rate[job]
+        left_ms = m.jobs["left_ms"][job]
+        if m.jobs["status"][job] == kernel.RUNNING:
+            left_ms -= (m.counters[kernel.NOW] - m.jobs["since_ms"][job]) * m.jobs["rate"][job]
         return float(max(left_ms, 0.0)) / 1000.0
 
 

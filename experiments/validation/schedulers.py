@@ -53,6 +53,9 @@ NODES = {"placement": "consolidate"}
 GOLDENS = (
     Golden("lucid.fifo", "fifo", NODES),
     Golden("lucid.sjf", "sjf", NODES),
+    Golden("lucid.srtf", "lucid_srtf"),
+    Golden("lucid.tiresias", "lucid_las"),
+    Golden("tiresias_count.dlas-gpu", "tiresias_dlas"),
     Golden("tiresias_count.fifo", "fifo"),
     Golden("tiresias_count.fjf", "fifo", SKIP),
     Golden("tiresias_count.shortest", "srtf"),

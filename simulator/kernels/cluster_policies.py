@@ -13,23 +13,27 @@ import numpy as np
 from numba import njit
 
 from dtgym.simulator.kernels.cluster_machine import (
-    ALIGNED,
     ARRIVED,
     CPU,
     EVENTS,
+    GIVE,
     GPU,
     GPU_STAGE,
     INTERLEAVED,
     NEVER,
+    NOBODY,
+    NOW,
     RELEASED,
     RUNNING,
     RUNNING_COUNT,
+    TAKE,
     WAITING_COUNT,
     advance,
     find_places,
     log_has_room,
     next_instant,
     preempt,
+    replan,
     settle,
     start,
     take,
@@ -59,25 +63,23 @@ def _fit_now(m: Any, job: int, choices: Any, rule: int, seed: int) -> bool:
         if choices[job, choice] < 0:
             break
         m.held[job, CPU] = choices[job, choice]
-        count = find_places(m, m.free, job, m.held[job], rule, seed, m.place_node, m.place_units)
+        count = find_places(m, m.free, job, m.held[job], rule, seed)
         if count >= 0:
-            m.place_count[job] = count
+            m.jobs[job].place_count = count
             return True
     return False
 
 
 @njit(cache=True, nogil=True)
-def _in_order(
-    m: Any, choices: Any, shut: Any, rule: int, skip: bool, seed: int, pairing: int
-) -> None:
+def _in_order(m: Any, choices: Any, shut: Any, rule: int, skip: bool, seed: int) -> None:
     """Starts waiting jobs in order; stops at or skips one that does not fit."""
     spot = 0
     while spot < m.counters[WAITING_COUNT]:
         job = m.waiting[spot]
-        if not shut[m.shape[job]] and _fit_now(m, job, choices, rule, seed):
-            start(m, job, -1, pairing)
+        if not shut[m.jobs[job].shape] and _fit_now(m, job, choices, rule, seed):
+            start(m, job, NOBODY)
             continue
-        shut[m.shape[job]] = True
+        shut[m.jobs[job].shape] = True
         if not skip:
             return
         spot += 1
@@ -94,20 +96,20 @@ def _pack(m: Any, threshold: float, pairing: int) -> None:
     while spot < m.counters[WAITING_COUNT]:
         job = m.waiting[spot]
         spot += 1
-        if not m.has_stages[job] or m.gpus[job] == 0:
+        if not m.jobs[job].has_stages or m.jobs[job].gpus == 0:
             continue
         mine_s = combine_stages(
             m.stage_s[job, 0], m.stage_s[job, 1], m.stage_s[job, 2], m.stage_s[job, 3], 0.0
         )
         best = threshold
-        chosen = -1
+        chosen = NOBODY
         for place in range(m.counters[RUNNING_COUNT]):
             host = m.running[place]
             if (
-                m.partner[host] >= 0
-                or m.units[host] != m.units[job]
+                m.jobs[host].partner >= 0
+                or m.jobs[host].units != m.jobs[job].units
                 or m.demand[host, GPU] != m.demand[job, GPU]
-                or not m.has_stages[host]
+                or not m.jobs[host].has_stages
             ):
                 continue
             theirs_s = combine_stages(
@@ -122,16 +124,18 @@ def _pack(m: Any, threshold: float, pairing: int) -> None:
                     m.stage_s[job, GPU_STAGE] / mine_s + m.stage_s[host, GPU_STAGE] / theirs_s, 0.0
                 )
             better = value > best or (
-                chosen >= 0 and value == best and m.begun_ms[host] < m.begun_ms[chosen]
+                chosen >= 0 and value == best and m.jobs[host].begun_ms < m.jobs[chosen].begun_ms
             )
             if not (better or (chosen < 0 and value >= best)):
                 continue
             fits = True
-            for at in range(m.place_base[host], m.place_base[host] + m.place_count[host]):
-                node = m.place_node[at]
-                fits = fits and bool((m.kinds_ok[job] >> m.kind[node]) & 1)
+            for at in range(
+                m.jobs[host].place_base, m.jobs[host].place_base + m.jobs[host].place_count
+            ):
+                node = m.places[at].node
+                fits = fits and bool((m.jobs[job].kinds_ok >> m.nodes[node].kind) & 1)
                 for r in range(1, 5):
-                    fits = fits and m.demand[job, r] * m.place_units[at] <= m.free[node, r]
+                    fits = fits and m.demand[job, r] * m.places[at].units <= m.free[node, r]
             if fits:
                 best = value
                 chosen = host
@@ -139,48 +143,76 @@ def _pack(m: Any, threshold: float, pairing: int) -> None:
             continue
         for r in range(5):
             m.held[job, r] = m.demand[job, r]
-        m.place_count[job] = m.place_count[chosen]
-        for at in range(m.place_count[chosen]):
-            m.place_node[m.place_base[job] + at] = m.place_node[m.place_base[chosen] + at]
-            m.place_units[m.place_base[job] + at] = m.place_units[m.place_base[chosen] + at]
-        start(m, job, chosen, pairing)
+        m.jobs[job].place_count = m.jobs[chosen].place_count
+        for at in range(m.jobs[chosen].place_count):
+            m.places[m.jobs[job].place_base + at].node = m.places[
+                m.jobs[chosen].place_base + at
+            ].node
+            m.places[m.jobs[job].place_base + at].units = m.places[
+                m.jobs[chosen].place_base + at
+            ].units
+        start(m, job, chosen)
         spot -= 1
+
+
+@njit(cache=True, nogil=True)
+def _sort(key: Any, item: Any, count: int) -> None:
+    """Sorts the first `count` pairs by key, then item, in place (heap sort)."""
+    for step in range(count // 2 + count - 1):
+        if step < count // 2:
+            hole, end = count // 2 - 1 - step, count
+        else:
+            end = count - 1 - (step - count // 2)
+            key[0], key[end] = key[end], key[0]
+            item[0], item[end] = item[end], item[0]
+            hole = 0
+        top_key, top_item = key[hole], item[hole]
+        while 2 * hole + 1 < end:
+            child = 2 * hole + 1
+            if child + 1 < end and (
+                key[child + 1] > key[child]
+                or (key[child + 1] == key[child] and item[child + 1] > item[child])
+            ):
+                child += 1
+            if key[child] < top_key or (key[child] == top_key and item[child] < top_item):
+                break
+            key[hole], item[hole] = key[child], item[child]
+            hole = child
+        key[hole], item[hole] = top_key, top_item
 
 
 @njit(cache=True, nogil=True)
 def _estimated_end(m: Any, job: int) -> int:
     """When a running job is thought to end; one that runs over is thought to end at once."""
-    return max(m.begun_ms[job] + m.estimate_ms[job], m.now[0] + 1)
+    return max(m.jobs[job].begun_ms + m.jobs[job].estimate_ms, m.counters[NOW] + 1)
 
 
 @njit(cache=True, nogil=True)
-def _easy(m: Any, choices: Any, lifted: Any, ends: Any, rule: int, seed: int, pairing: int) -> None:
+def _easy(m: Any, choices: Any, lifted: Any, ends: Any, order: Any, rule: int, seed: int) -> None:
     """EASY backfilling: later jobs start if the head's reserved start does not move."""
     while m.counters[WAITING_COUNT] > 0 and _fit_now(m, m.waiting[0], choices, rule, seed):
-        start(m, m.waiting[0], -1, pairing)
+        start(m, m.waiting[0], NOBODY)
     if m.counters[WAITING_COUNT] < 2:
         return
     head = m.waiting[0]
     running = m.counters[RUNNING_COUNT]
     for place in range(running):
-        ends[place] = _estimated_end(m, m.running[place])
-    order = np.argsort(ends[:running], kind="mergesort")
+        order[place] = m.running[place]
+        ends[place] = float(_estimated_end(m, m.running[place]))
+    _sort(ends, order, running)
     for node in range(lifted.shape[0]):
         for r in range(5):
             lifted[node, r] = m.free[node, r]
     reserved = NEVER
     place = 0
     while place < running:
-        until = ends[order[place]]
-        while place < running and ends[order[place]] == until:
-            job = m.running[order[place]]
-            take(m, lifted, job, m.held[job], -1)
+        until = ends[place]
+        while place < running and ends[place] == until:
+            job = order[place]
+            take(m, lifted, job, m.held[job], GIVE)
             place += 1
-        if (
-            find_places(m, lifted, head, m.demand[head], rule, seed, m.place_node, m.place_units)
-            >= 0
-        ):
-            reserved = until
+        if find_places(m, lifted, head, m.demand[head], rule, seed) >= 0:
+            reserved = np.int64(until)
             break
     spot = 1
     while spot < m.counters[WAITING_COUNT]:
@@ -188,22 +220,19 @@ def _easy(m: Any, choices: Any, lifted: Any, ends: Any, rule: int, seed: int, pa
         spot += 1
         if not _fit_now(m, job, choices, rule, seed):
             continue
-        if m.now[0] + m.estimate_ms[job] > reserved:
-            take(m, lifted, job, m.held[job], 1)
-            if (
-                find_places(
-                    m, lifted, head, m.demand[head], rule, seed, m.place_node, m.place_units
-                )
-                < 0
-            ):
-                take(m, lifted, job, m.held[job], -1)
+        if m.counters[NOW] + m.jobs[job].estimate_ms > reserved:
+            take(m, lifted, job, m.held[job], TAKE)
+            if find_places(m, lifted, head, m.demand[head], rule, seed) < 0:
+                take(m, lifted, job, m.held[job], GIVE)
                 continue
-        start(m, job, -1, pairing)
+        start(m, job, NOBODY)
         spot -= 1
 
 
 @njit(cache=True, nogil=True)
-def _conservative(m: Any, choices: Any, depth: int, rule: int, seed: int, pairing: int) -> None:
+def _conservative(
+    m: Any, choices: Any, ends: Any, order: Any, depth: int, rule: int, seed: int
+) -> None:
     """Conservative backfilling: every one of the first `depth` waiting jobs holds a reservation.
 
     Reservations are made anew in order at every decision from the running jobs' estimated ends; a
@@ -218,30 +247,30 @@ def _conservative(m: Any, choices: Any, depth: int, rule: int, seed: int, pairin
     times = np.empty(rows, np.int64)
     levels = np.empty((rows, nodes, 5), np.int64)
     floor = np.empty((nodes, 5), np.int64)
-    ends = np.empty(running, np.int64)
     for place in range(running):
-        ends[place] = _estimated_end(m, m.running[place])
-    order = np.argsort(ends, kind="mergesort")
+        order[place] = m.running[place]
+        ends[place] = float(_estimated_end(m, m.running[place]))
+    _sort(ends, order, running)
     steps = 1
-    times[0] = m.now[0]
+    times[0] = m.counters[NOW]
     for node in range(nodes):
         for r in range(5):
             levels[0, node, r] = m.free[node, r]
     for place in range(running):
-        job = m.running[order[place]]
-        if ends[order[place]] != times[steps - 1]:
-            times[steps] = ends[order[place]]
+        job = order[place]
+        if np.int64(ends[place]) != times[steps - 1]:
+            times[steps] = np.int64(ends[place])
             for node in range(nodes):
                 for r in range(5):
                     levels[steps, node, r] = levels[steps - 1, node, r]
             steps += 1
-        take(m, levels[steps - 1], job, m.held[job], -1)
+        take(m, levels[steps - 1], job, m.held[job], GIVE)
     spot = 0
     while planned > 0:
         planned -= 1
         job = m.waiting[spot]
         m.held[job, CPU] = choices[job, 0]
-        length = max(m.estimate_ms[job], 1)
+        length = max(m.jobs[job].estimate_ms, 1)
         for first in range(steps):
             until = times[first] + length
             for node in range(nodes):
@@ -253,10 +282,10 @@ def _conservative(m: Any, choices: Any, depth: int, rule: int, seed: int, pairin
                     for r in range(5):
                         floor[node, r] = min(floor[node, r], levels[after, node, r])
                 after += 1
-            count = find_places(m, floor, job, m.held[job], rule, seed, m.place_node, m.place_units)
+            count = find_places(m, floor, job, m.held[job], rule, seed)
             if count < 0:
                 continue
-            m.place_count[job] = count
+            m.jobs[job].place_count = count
             if after == steps or times[after] != until:
                 for later in range(steps, after, -1):
                     times[later] = times[later - 1]
@@ -269,9 +298,9 @@ def _conservative(m: Any, choices: Any, depth: int, rule: int, seed: int, pairin
                         levels[after, node, r] = levels[after - 1, node, r]
                 steps += 1
             for step in range(first, after):
-                take(m, levels[step], job, m.held[job], 1)
+                take(m, levels[step], job, m.held[job], TAKE)
             if first == 0:
-                start(m, job, -1, pairing)
+                start(m, job, NOBODY)
                 spot -= 1
             break
         spot += 1
@@ -279,7 +308,7 @@ def _conservative(m: Any, choices: Any, depth: int, rule: int, seed: int, pairin
 
 @njit(cache=True, nogil=True)
 def _dominant_share(
-    m: Any, choices: Any, owner: Any, owners: int, shut: Any, rule: int, seed: int, pairing: int
+    m: Any, choices: Any, owner: Any, owners: int, shut: Any, rule: int, seed: int
 ) -> None:
     """Dominant-resource fairness: who holds least of his dominant resource starts the next job."""
     total = np.zeros(5)
@@ -290,16 +319,16 @@ def _dominant_share(
     for place in range(m.counters[RUNNING_COUNT]):
         job = m.running[place]
         for r in range(5):
-            held[owner[job], r] += float(m.held[job, r] * m.units[job])
+            held[owner[job], r] += float(m.held[job, r] * m.jobs[job].units)
     first = np.empty(owners, np.int64)
     while True:
         for user in range(owners):
             first[user] = -1
         for spot in range(m.counters[WAITING_COUNT] - 1, -1, -1):
             job = m.waiting[spot]
-            if not shut[m.shape[job]]:
+            if not shut[m.jobs[job].shape]:
                 first[owner[job]] = job
-        chosen = -1
+        chosen = NOBODY
         least = np.inf
         for user in range(owners):
             if first[user] < 0:
@@ -308,54 +337,56 @@ def _dominant_share(
             for r in range(5):
                 if total[r] > 0:
                     share = max(share, held[user, r] / total[r])
-            if share < least or (share == least and m.rank[first[user]] < m.rank[first[chosen]]):
+            if share < least or (
+                share == least and m.jobs[first[user]].rank < m.jobs[first[chosen]].rank
+            ):
                 least = share
                 chosen = user
         if chosen < 0:
             return
         job = first[chosen]
         if not _fit_now(m, job, choices, rule, seed):
-            shut[m.shape[job]] = True
+            shut[m.jobs[job].shape] = True
             continue
-        start(m, job, -1, pairing)
+        start(m, job, NOBODY)
         for r in range(5):
-            held[chosen, r] += float(m.held[job, r] * m.units[job])
+            held[chosen, r] += float(m.held[job, r] * m.jobs[job].units)
 
 
 @njit(cache=True, nogil=True)
-def _alignment(m: Any, choices: Any, shut: Any, shortest: bool, seed: int, pairing: int) -> None:
+def _alignment(m: Any, choices: Any, shut: Any, shortest: bool, rule: int, seed: int) -> None:
     """Tetris: the job whose demand points most along a node's free vector starts there."""
     while True:
-        chosen = -1
+        chosen = NOBODY
         best = -np.inf
         for spot in range(m.counters[WAITING_COUNT]):
             job = m.waiting[spot]
-            if shut[m.shape[job]]:
+            if shut[m.jobs[job].shape]:
                 continue
-            if not _fit_now(m, job, choices, ALIGNED, seed):
-                shut[m.shape[job]] = True
+            if not _fit_now(m, job, choices, rule, seed):
+                shut[m.jobs[job].shape] = True
                 continue
-            node = m.place_node[m.place_base[job]]
+            node = m.places[m.jobs[job].place_base].node
             value = 0.0
             for r in range(5):
                 if m.capacity[node, r] > 0:
-                    asked = m.demand[job, r] * m.place_units[m.place_base[job]]
+                    asked = m.demand[job, r] * m.places[m.jobs[job].place_base].units
                     value += (asked / m.capacity[node, r]) * (m.free[node, r] / m.capacity[node, r])
             if shortest:
-                value /= max(m.estimate_ms[job], 1)
+                value /= max(m.jobs[job].estimate_ms, 1)
             if value > best:
                 best = value
                 chosen = job
         if chosen < 0:
             return
-        _fit_now(m, chosen, choices, ALIGNED, seed)
-        start(m, chosen, -1, pairing)
+        _fit_now(m, chosen, choices, rule, seed)
+        start(m, chosen, NOBODY)
 
 
 @njit(cache=True, nogil=True)
 def _refill(
-    m: Any, key_kind: int, level_key: Any, level: Any, shut: Any, lifted: Any, rule: int, seed: int,
-    pairing: int,
+    m: Any, key_kind: int, level_key: Any, level: Any, shut: Any, lifted: Any, keys: Any,
+    order: Any, rule: int, seed: int,
 ) -> None:  # fmt: skip
     """Ranks all active jobs and fills the empty cluster with them in that order.
 
@@ -365,23 +396,21 @@ def _refill(
     running, waiting = m.counters[RUNNING_COUNT], m.counters[WAITING_COUNT]
     if waiting == 0:
         return
-    active = np.empty(running + waiting, np.int64)
-    for place in range(running):
-        active[place] = m.running[place]
-        settle(m, m.running[place])
-    for place in range(waiting):
-        active[running + place] = m.waiting[place]
-    active.sort()
-    keys = np.empty(len(active), np.float64)
-    for place in range(len(active)):
-        job = active[place]
+    total = running + waiting
+    for place in range(total):
+        if place < running:
+            job = m.running[place]
+            settle(m, job)
+        else:
+            job = m.waiting[place - running]
+        order[place] = job
         if key_kind == REMAINING:
-            keys[place] = m.left_ms[job]
+            keys[place] = m.jobs[job].left_ms
         elif key_kind == REMAINING_GPU_TIME:
-            keys[place] = m.left_ms[job] * m.gpus[job]
+            keys[place] = m.jobs[job].left_ms * m.jobs[job].gpus
         else:
             keys[place] = float(level_key[level[job]])
-    order = np.argsort(keys, kind="mergesort")
+    _sort(keys, order, total)
     for node in range(lifted.shape[0]):
         for r in range(5):
             lifted[node, r] = m.capacity[node, r]
@@ -389,53 +418,53 @@ def _refill(
         shut[shape] = False
     chosen = np.empty(waiting, np.int64)
     count = 0
-    for place in range(len(active)):
-        job = active[order[place]]
-        if m.status[job] == RUNNING:
+    for place in range(total):
+        job = order[place]
+        if m.jobs[job].status == RUNNING:
             fits = True
-            for at in range(m.place_base[job], m.place_base[job] + m.place_count[job]):
+            for at in range(
+                m.jobs[job].place_base, m.jobs[job].place_base + m.jobs[job].place_count
+            ):
                 for r in range(5):
-                    need = m.held[job, r] * m.place_units[at]
-                    fits = fits and need <= lifted[m.place_node[at], r]
+                    need = m.held[job, r] * m.places[at].units
+                    fits = fits and need <= lifted[m.places[at].node, r]
             if fits:
-                take(m, lifted, job, m.held[job], 1)
+                take(m, lifted, job, m.held[job], TAKE)
             else:
-                preempt(m, job, pairing)
+                preempt(m, job)
             continue
-        if shut[m.shape[job]]:
+        if shut[m.jobs[job].shape]:
             continue
         for r in range(5):
             m.held[job, r] = m.demand[job, r]
-        found = find_places(m, m.free, job, m.held[job], rule, seed, m.place_node, m.place_units)
+        found = find_places(m, m.free, job, m.held[job], rule, seed)
         if found < 0:
-            found = find_places(
-                m, lifted, job, m.held[job], rule, seed, m.place_node, m.place_units
-            )
+            found = find_places(m, lifted, job, m.held[job], rule, seed)
         if found < 0:
-            shut[m.shape[job]] = True
+            shut[m.jobs[job].shape] = True
             continue
-        m.place_count[job] = found
-        take(m, lifted, job, m.held[job], 1)
-        take(m, m.free, job, m.held[job], 1)
+        m.jobs[job].place_count = found
+        take(m, lifted, job, m.held[job], TAKE)
+        take(m, m.free, job, m.held[job], TAKE)
         chosen[count] = job
         count += 1
     for place in range(count):
-        take(m, m.free, chosen[place], m.held[chosen[place]], -1)
-        start(m, chosen[place], -1, pairing)
+        take(m, m.free, chosen[place], m.held[chosen[place]], GIVE)
+        start(m, chosen[place], NOBODY)
 
 
 @njit(cache=True, nogil=True)
 def _next_level(m: Any, job: int, bound: int, step_ms: int) -> int:
     """First multiple of the step at which an active job's attained service exceeds `bound`."""
-    now = m.now[0]
-    service = m.attained[job]
-    if m.status[job] == RUNNING:
-        service += (now - m.begun_ms[job]) * m.gpus[job]
+    now = m.counters[NOW]
+    service = m.jobs[job].attained
+    if m.jobs[job].status == RUNNING:
+        service += (now - m.jobs[job].begun_ms) * m.jobs[job].gpus
     if service > bound:
         return (now // step_ms + 1) * step_ms
-    if m.status[job] != RUNNING or m.gpus[job] == 0:
+    if m.jobs[job].status != RUNNING or m.jobs[job].gpus == 0:
         return NEVER
-    beyond = now + (bound - service) // m.gpus[job] + 1
+    beyond = now + (bound - service) // m.jobs[job].gpus + 1
     return -((-beyond) // step_ms) * step_ms
 
 
@@ -491,9 +520,11 @@ def run_policy(
     """
     shut = np.zeros(shapes, np.bool_)
     lifted = np.empty_like(m.free)
-    ends = np.empty(m.submit_ms.shape[0], np.int64)
+    keys = np.empty(m.jobs.shape[0], np.float64)
+    order = np.empty(m.jobs.shape[0], np.int64)
     levels = level_key.shape[0]
     while True:
+        replan(m, pairing)
         if not log_has_room(m):
             return LOG_FULL
         when = next_instant(m)
@@ -504,24 +535,24 @@ def run_policy(
                     when = min(when, _next_level(m, job, level_bound[level[job]], level_step_ms))
             for place in range(m.counters[WAITING_COUNT]):
                 job = m.waiting[place]
-                if level[job] < levels - 1 and m.attained[job] > level_bound[level[job]]:
+                if level[job] < levels - 1 and m.jobs[job].attained > level_bound[level[job]]:
                     when = min(when, _next_level(m, job, level_bound[level[job]], level_step_ms))
         if interval_ms > 0 and m.counters[WAITING_COUNT] > 0:
-            when = min(when, (m.now[0] // interval_ms + 1) * interval_ms)
+            when = min(when, (m.counters[NOW] // interval_ms + 1) * interval_ms)
         if when == NEVER:
             return STUCK if m.counters[WAITING_COUNT] > 0 else FINISHED
         if (
             interval_ms > 0
             and m.counters[RUNNING_COUNT] == 0
-            and m.counters[ARRIVED] == m.submit_ms.shape[0]
-            and m.now[0] % interval_ms == 0
-            and when > m.now[0]
+            and m.counters[ARRIVED] == m.jobs.shape[0]
+            and m.counters[NOW] % interval_ms == 0
+            and when > m.counters[NOW]
             and m.counters[EVENTS] > 0
         ):
             # Nothing runs, nothing will come, and the last decision started nothing.
             return STUCK
         m.counters[RELEASED] = 0
-        advance(m, when, pairing)
+        advance(m, when)
         if m.counters[RELEASED] > 0:
             for shape in range(shapes):
                 shut[shape] = False
@@ -529,10 +560,12 @@ def run_policy(
             for place in range(m.counters[RUNNING_COUNT] + m.counters[WAITING_COUNT]):
                 if place < m.counters[RUNNING_COUNT]:
                     job = m.running[place]
-                    service = m.attained[job] + (when - m.begun_ms[job]) * m.gpus[job]
+                    service = (
+                        m.jobs[job].attained + (when - m.jobs[job].begun_ms) * m.jobs[job].gpus
+                    )
                 else:
                     job = m.waiting[place - m.counters[RUNNING_COUNT]]
-                    service = m.attained[job]
+                    service = m.jobs[job].attained
                 while level[job] < levels - 1 and service > level_bound[level[job]]:
                     level[job] += 1
                     m.counters[EVENTS] += 1
@@ -541,16 +574,16 @@ def run_policy(
         if m.counters[WAITING_COUNT] == 0:
             continue
         if policy == IN_ORDER:
-            _in_order(m, choices, shut, rule, skip, seed, pairing)
+            _in_order(m, choices, shut, rule, skip, seed)
         elif policy == EASY:
-            _easy(m, choices, lifted, ends, rule, seed, pairing)
+            _easy(m, choices, lifted, keys, order, rule, seed)
         elif policy == CONSERVATIVE:
-            _conservative(m, choices, depth, rule, seed, pairing)
+            _conservative(m, choices, keys, order, depth, rule, seed)
         elif policy == DOMINANT_SHARE:
-            _dominant_share(m, choices, owner, owners, shut, rule, seed, pairing)
+            _dominant_share(m, choices, owner, owners, shut, rule, seed)
         elif policy == ALIGNMENT:
-            _alignment(m, choices, shut, shortest, seed, pairing)
+            _alignment(m, choices, shut, shortest, rule, seed)
         else:
-            _refill(m, key_kind, level_key, level, shut, lifted, rule, seed, pairing)
+            _refill(m, key_kind, level_key, level, shut, lifted, keys, order, rule, seed)
         if pack:
             _pack(m, threshold, pairing)
