@@ -14,6 +14,7 @@ gets the same bits alone and in a batch.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,7 +102,7 @@ def iteration_time_s(
         >>> iteration_time_s(layers, link, 0.5, [0.5, 1.0, np.inf]).tolist()
         [14.0, 9.0, 10.5]
     """
-    if not isinstance(layers, LayerTimes):
+    if not isinstance(layers, LayerTimes):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidInput(f"layers must be LayerTimes, got {type(layers).__name__}")
     flags = mechanism_flags(
         architecture=architecture,
@@ -201,22 +202,48 @@ def batch_iteration_time_s(
         columns = np.ascontiguousarray(
             np.broadcast_to(network, (configs, len(NETWORK_FIELDS))), dtype=np.float64
         )
-    arguments = (
-        _filled(index, configs, np.int64),
-        _filled(forward, configs, np.float64),
-        _filled(backward, configs, np.float64),
+    configurations = Configurations(
+        _integers(index, configs),
+        _floats(forward, configs),
+        _floats(backward, configs),
         columns,
-        _filled(partition, configs, np.float64),
-        _filled(credit, configs, np.float64),
-        _filled(bits, configs, np.int64),
+        _floats(partition, configs),
+        _floats(credit, configs),
+        _integers(bits, configs),
     )
     result = np.empty(configs)
 
     def run(first: int, last: int) -> None:
-        run_kernel(tables, tuple(a[first:last] for a in arguments), result[first:last], _NO_RECORD)
+        run_kernel(tables, configurations.part(first, last), result[first:last], _NO_RECORD)
 
     map_ranges(run, configs, _MINIMUM_CONFIGS, threads)
     return result
+
+
+class Configurations(NamedTuple):
+    """Checked, contiguous arrays of a batch, as the kernel takes them.
+
+    Attributes:
+        model_index: Row of the layer tables, int64, (configs,).
+        forward_scale: Factor on forward times, (configs,).
+        backward_scale: Factor on backward times, (configs,).
+        network: See `Network.matrix`, (configs, fields).
+        partition_bytes: Largest piece, (configs,).
+        credit_bytes: Window, (configs,).
+        flags: See `mechanism_flags`, int64, (configs,).
+    """
+
+    model_index: NDArray[np.int64]
+    forward_scale: NDArray[np.float64]
+    backward_scale: NDArray[np.float64]
+    network: NDArray[np.float64]
+    partition_bytes: NDArray[np.float64]
+    credit_bytes: NDArray[np.float64]
+    flags: NDArray[np.int64]
+
+    def part(self, first: int, last: int) -> Configurations:
+        """Returns configurations `first` to `last` (not included)."""
+        return Configurations._make(array[first:last] for array in self)
 
 
 def mechanism_flags(
@@ -305,53 +332,43 @@ def exponential_skew_s(
 
 def run_kernel(
     tables: LayerTables,
-    arguments: tuple[NDArray[np.generic], ...],
+    configurations: Configurations,
     result: NDArray[np.float64],
     record: NDArray[np.float64],
 ) -> None:
-    """Runs the kernel on checked, contiguous arrays; see the kernel for their order."""
+    """Runs the kernel; see there for `result` and `record`."""
     kernel.iteration_times(
         tables.ready_s,
         tables.tail_s,
         tables.gradient_bytes,
         tables.layer_counts,
         tables.total_bytes,
-        *arguments,
-        ring_entries(tables, *arguments, recording=record.shape[0] > 0),
+        *configurations,
+        _ring_entries(tables, configurations, recording=record.shape[0] > 0),
         result,
         record,
     )
 
 
-def ring_entries(
-    tables: LayerTables,
-    index: NDArray[np.int64],
-    _forward: NDArray[np.float64],
-    _backward: NDArray[np.float64],
-    network: NDArray[np.float64],
-    partition: NDArray[np.float64],
-    credit: NDArray[np.float64],
-    _flags: NDArray[np.int64],
-    *,
-    recording: bool,
-) -> int:
+def _ring_entries(tables: LayerTables, configurations: Configurations, *, recording: bool) -> int:
     """Capacity of the kernel's ring: enough for the configuration with most unfinished pieces.
 
     Raises:
         InvalidInput: Pieces so small that the ring would not fit into memory.
     """
-    total = tables.total_bytes[index]
+    network, credit = configurations.network, configurations.credit_bytes
+    total = tables.total_bytes[configurations.model_index]
     # The same bound as in the kernel, which folds its counters by its own power of two.
-    pieces = np.where(2.0 * credit < total, 2.0 * credit, total) / partition
-    bound = 2.0 * (pieces + tables.layer_counts[index] + 2.0)
+    pieces = np.where(2.0 * credit < total, 2.0 * credit, total) / configurations.partition_bytes
+    bound = 2.0 * (pieces + tables.layer_counts[configurations.model_index] + 2.0)
     by_load = (network[:, kernel.CONGESTION] > 0) | (network[:, kernel.FLOW_PER_BYTE] > 0)
     # Without a window that binds, the kernel needs no ring, unless it has pieces to record.
     uses_window = by_load | (credit < total) | recording
     largest = float(bound[uses_window].max(initial=64.0))
     if largest > _LARGEST_RING:
         raise InvalidInput(
-            f"partition_bytes {partition.min():g} makes too many pieces: more than "
-            f"{_LARGEST_RING // 2} may be unfinished at once"
+            f"partition_bytes {configurations.partition_bytes.min():g} makes too many pieces: "
+            f"more than {_LARGEST_RING // 2} may be unfinished at once"
         )
     return 1 << (math.ceil(largest) - 1).bit_length()
 
@@ -359,8 +376,12 @@ def ring_entries(
 _NO_RECORD = np.empty((0, kernel.RECORD_COLUMNS))
 
 
-def _filled(values: NDArray[np.generic], configs: int, dtype: type) -> NDArray[np.generic]:
-    return np.ascontiguousarray(np.broadcast_to(values, (configs,)), dtype=dtype)
+def _floats(values: NDArray[np.float64], configs: int) -> NDArray[np.float64]:
+    return np.ascontiguousarray(np.broadcast_to(values, (configs,)), dtype=np.float64)
+
+
+def _integers(values: NDArray[np.generic], configs: int) -> NDArray[np.int64]:
+    return np.ascontiguousarray(np.broadcast_to(values, (configs,)), dtype=np.int64)
 
 
 def _size(field: str, value: ArrayLike) -> NDArray[np.float64]:

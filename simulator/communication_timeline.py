@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtgym.simulator.communication import mechanism_flags, run_kernel
+from dtgym.simulator.communication import Configurations, mechanism_flags, run_kernel
 from dtgym.simulator.communication_layers import LayerTables, LayerTimes
 from dtgym.simulator.errors import InvalidInput, above
 from dtgym.simulator.kernels import communication_window as kernel
@@ -159,7 +159,7 @@ def timeline(
         )
     record = np.empty((int(pieces.sum()), kernel.RECORD_COLUMNS))
     result = np.empty(1)
-    arguments = (
+    configuration = Configurations(
         np.zeros(1, np.int64),
         np.ones(1),
         np.ones(1),
@@ -169,7 +169,7 @@ def timeline(
         np.full(1, flags, np.int64),
     )
     tables = LayerTables.stack([layers])
-    run_kernel(tables, arguments, result, record)
+    run_kernel(tables, configuration, result, record)
 
     delay_s = float(np.max(network.worker_delay_s))
     slowdown = float(np.max(network.worker_slowdown))

@@ -211,7 +211,9 @@ def fit_constants(
         expand: Turns the five searched numbers into the five constants; see `HYPOTHESES`.
         rows: Points to fit, (rows,); None fits all.
     """
-    from scipy.optimize import differential_evolution
+    from scipy import optimize
+
+    search: Any = optimize.differential_evolution
 
     chosen = np.ones(len(charts.model), dtype=np.bool_) if rows is None else rows
 
@@ -220,7 +222,7 @@ def fit_constants(
         error = predict(charts, found) / charts.measured_s - 1
         return float((error[chosen] ** 2).mean())
 
-    result = differential_evolution(loss, np.log(BOUNDS), seed=0, popsize=10, maxiter=60, tol=1e-6)
+    result = search(loss, np.log(BOUNDS), seed=0, popsize=10, maxiter=60, tol=1e-6)
     return Constants(*expand(np.exp(result.x)).tolist())
 
 

@@ -17,8 +17,14 @@ Three properties make it fast, and none of them is an approximation:
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
 
 # Columns of `network`, in the order of `dtgym.simulator.networks.Network`.
 UPLOAD_OVERHEAD = 0
@@ -61,22 +67,22 @@ _SAME = 4e-15
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def iteration_times(
-    ready,
-    tail,
-    gradient_bytes,
-    layer_counts,
-    total_bytes,
-    model_index,
-    forward_scale,
-    backward_scale,
-    network,
-    partition_bytes,
-    credit_bytes,
-    flags,
-    ring_entries,
-    result,
-    record,
-):
+    ready: Floats,
+    tail: Floats,
+    gradient_bytes: Floats,
+    layer_counts: Integers,
+    total_bytes: Floats,
+    model_index: Integers,
+    forward_scale: Floats,
+    backward_scale: Floats,
+    network: Floats,
+    partition_bytes: Floats,
+    credit_bytes: Floats,
+    flags: Integers,
+    ring_entries: int,
+    result: Floats,
+    record: Floats,
+) -> None:
     """Fills `result` with the iteration time of every configuration.
 
     Args:
@@ -144,7 +150,10 @@ def iteration_times(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _pieces(size, partition):
+def _pieces(
+    size: Any,
+    partition: float,
+) -> int:
     """Number of near-equal pieces of a gradient of `size` > 0 bytes."""
     if size <= partition:
         return 1
@@ -153,8 +162,16 @@ def _pieces(size, partition):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _unlimited(
-    ready, tail, gradient_bytes, layers, forward_scale, backward_scale, network, partition, flags
-):
+    ready: Floats,
+    tail: Floats,
+    gradient_bytes: Floats,
+    layers: Any,
+    forward_scale: float,
+    backward_scale: float,
+    network: Floats,
+    partition: float,
+    flags: int,
+) -> float:
     """Iteration time where the window never binds: O(layers), whatever the number of pieces.
 
     Every piece is handed down when its gradient is ready. The n pieces of a layer cross stages
@@ -218,24 +235,24 @@ def _unlimited(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _windowed(
-    ready,
-    tail,
-    gradient_bytes,
-    layers,
-    total_bytes,
-    forward_scale,
-    backward_scale,
-    network,
-    partition,
-    credit,
-    flags,
-    finish,
-    outstanding,
-    queue_layer,
-    queue_left,
-    queue_piece,
-    record,
-):
+    ready: Floats,
+    tail: Floats,
+    gradient_bytes: Floats,
+    layers: Any,
+    total_bytes: Any,
+    forward_scale: float,
+    backward_scale: float,
+    network: Floats,
+    partition: float,
+    credit: float,
+    flags: int,
+    finish: Floats,
+    outstanding: Floats,
+    queue_layer: Integers,
+    queue_left: Integers,
+    queue_piece: Floats,
+    record: Floats,
+) -> float:
     """Iteration time where the credit window may bind; records pieces if `record` has rows."""
     delay = network[WORKER_DELAY]
     upload_overhead = network[UPLOAD_OVERHEAD]
