@@ -358,7 +358,7 @@ class Plans:
             if value is None:
                 continue
             array = np.asarray(value)
-            if array.dtype.kind not in "iub":
+            if array.size and array.dtype.kind not in "iub":
                 raise InvalidInput(f"Plans.{entry.name} must be integers, got {array.dtype}")
             _set(self, entry.name, np.ascontiguousarray(array, dtype=np.int32))
         if self.cluster.ndim != 2 or self.cluster.shape[1] < 1:
