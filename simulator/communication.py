@@ -199,9 +199,9 @@ def batch_iteration_time_s(
                 f"the network matrix must have shape (configs, {len(NETWORK_FIELDS)}), got "
                 f"{network.shape}"
             )
-        columns = np.ascontiguousarray(
-            np.broadcast_to(network, (configs, len(NETWORK_FIELDS))), dtype=np.float64
-        )
+        columns = np.ascontiguousarray(network, dtype=np.float64)
+        if len(columns) != configs:
+            columns = np.repeat(columns, configs, axis=0)
     configurations = Configurations(
         _integers(index, configs),
         _floats(forward, configs),
@@ -377,11 +377,19 @@ _NO_RECORD = np.empty((0, kernel.RECORD_COLUMNS))
 
 
 def _floats(values: NDArray[np.float64], configs: int) -> NDArray[np.float64]:
-    return np.ascontiguousarray(np.broadcast_to(values, (configs,)), dtype=np.float64)
+    if values.shape == (configs,):
+        return np.ascontiguousarray(values)
+    filled = np.empty(configs)
+    filled[:] = values
+    return filled
 
 
 def _integers(values: NDArray[np.generic], configs: int) -> NDArray[np.int64]:
-    return np.ascontiguousarray(np.broadcast_to(values, (configs,)), dtype=np.int64)
+    if values.shape == (configs,):
+        return np.ascontiguousarray(values, dtype=np.int64)
+    filled = np.empty(configs, dtype=np.int64)
+    filled[:] = values
+    return filled
 
 
 def _size(field: str, value: ArrayLike) -> NDArray[np.float64]:
