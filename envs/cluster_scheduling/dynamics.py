@@ -49,7 +49,8 @@ class SchedulingDynamics(Dynamics):
         self.rules = generator.rules_of(parameters, self.given)
         nodes, jobs = len(self.given.nodes), parameters.jobs_per_episode
         self.table = np.zeros((num_envs, self.rules.words), dtype=np.int64)
-        self.placed = np.zeros((num_envs, jobs, nodes), dtype=np.int16)
+        grid = (num_envs, jobs + parameters.queue_slots, nodes)
+        self.grids = np.zeros(grid, dtype=np.int16)
         self.brought = np.zeros((num_envs, layout.STEP_COLUMNS))
         self.masks = np.zeros((num_envs, parameters.actions), dtype=np.bool_)
         self.action_space = spaces.Discrete(parameters.actions)
@@ -70,6 +71,7 @@ class SchedulingDynamics(Dynamics):
         self.observation_space = spaces.Dict(boxes)
         self.epoch_s = self.given.jobs.epoch_unix_s or 0.0
         self.cluster_w = float(self.given.nodes[:, 0].sum() * parameters.active_power_w)
+        self.scales = reward.scales(self.given.mean_duration_s, jobs, self.cluster_w)
 
     def begin(self, which: NDArray[np.int64], episode_keys: NDArray[np.uint64]) -> None:
         """Starts new episodes: a window of the stream each, at its first submission."""
@@ -77,6 +79,7 @@ class SchedulingDynamics(Dynamics):
             np.ascontiguousarray(which),
             np.ascontiguousarray(episode_keys),
             self.table,
+            self.grids,
             self.rules.constants,
             self.rules.numbers,
             self.given.stream,
@@ -89,7 +92,7 @@ class SchedulingDynamics(Dynamics):
         given = self.given
         return (
             self.table,
-            self.placed,
+            self.grids,
             self.rules.constants,
             self.rules.numbers,
             given.stream,
@@ -108,19 +111,7 @@ class SchedulingDynamics(Dynamics):
         map_ranges(slice_of, self.num_envs, FEWEST_PER_SLICE)
         lost = kernel.stranded(self.table, self.rules.constants)
         assert lost < 0, f"cluster {lost} is empty, jobs wait and none can start"
-        brought, job_ms = self.brought, self.table[:, layout.STEP_JOB].copy()
-        discounted = self.parameters.discount_per_s > 0
-        vector = reward.vector_reward(
-            job_s=(brought[:, layout.DISCOUNTED] if discounted else job_ms) / 1000.0,
-            weighted_job_s=brought[:, layout.WEIGHTED] / 1000.0,
-            slowdown=brought[:, layout.SLOWDOWN],
-            idle_s=brought[:, layout.IDLE : layout.IDLE + layout.RESOURCES] / 1000.0,
-            unfairness=brought[:, layout.UNFAIRNESS],
-            joules=brought[:, layout.JOULES],
-            scale_s=self.given.mean_duration_s,
-            jobs=self.parameters.jobs_per_episode,
-            cluster_w=self.cluster_w,
-        )
+        vector = self.brought * self.scales
         elapsed_s = self.table[:, layout.STEP_TIME] / 1000.0
         return Transition(
             reward=reward.scalar_reward(vector, self.parameters.reward),
@@ -128,7 +119,7 @@ class SchedulingDynamics(Dynamics):
             truncated=np.zeros(self.num_envs, dtype=np.bool_),
             infos={
                 "vector_reward": vector,
-                "job_ms": job_ms,
+                "job_ms": self.table[:, layout.STEP_JOB].copy(),
                 "elapsed_s": elapsed_s,
                 "discount": np.exp(-self.parameters.discount_per_s * elapsed_s),
             },
@@ -218,11 +209,11 @@ class SchedulingDynamics(Dynamics):
                 io_bytes_per_s=amounts[:, 2],
                 network_bytes_per_s=amounts[:, 3],
                 startable=slot[:, layout.STARTABLE] != 0,
-                room=self._block(index, layout.B_FIT, slots, nodes)[: len(shown)].copy(),
+                room=self.grids[index, jobs : jobs + len(shown)].astype(np.int64),
             ),
             running=Running(
                 job=running,
-                gpus=self.placed[index, running].astype(np.int64),
+                gpus=self.grids[index, running].astype(np.int64),
                 elapsed_s=(now - job[running, layout.START]) / 1000.0,
                 estimate_s=job[running, layout.ESTIMATE] / 1000.0,
             ),

@@ -17,7 +17,6 @@ from numba import njit
 
 from dtgym.envs.cluster_scheduling.layout import (
     ARRIVED,
-    B_FIT,
     B_FREE,
     B_JOBS,
     B_LEVEL_OK,
@@ -32,8 +31,8 @@ from dtgym.envs.cluster_scheduling.layout import (
     CHOSEN_LEVELS,
     CROWD,
     CROWD_AT,
+    CROWDING,
     DEMAND,
-    DISCOUNTED,
     DONE,
     DURATION,
     ESTIMATE,
@@ -146,7 +145,7 @@ def _level(levels: int, resource: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _refit(k: int, n: int, s: Any, c: Any, stream: Any, nodes: Any) -> None:
+def _refit(k: int, n: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> None:
     """Room for slot k's job on node n, in GPUs, at the least levels that may be chosen."""
     slot = c[B_SLOTS] + k * SLOT_WORDS
     row = s[WINDOW] + s[slot + SLOT_JOB]
@@ -161,14 +160,21 @@ def _refit(k: int, n: int, s: Any, c: Any, stream: Any, nodes: Any) -> None:
                 need *= 2 if c[K_CHOOSE_LEVELS] and r != 2 else 4
                 if s[free + r] < need * room:
                     room = s[free + r] // need
-    fit = c[B_FIT] + k * c[K_NODES] + n
-    s[slot + SLOT_ROOM] += room - s[fit]
-    s[fit] = room
+    fit = c[K_JOBS] + k
+    s[slot + SLOT_ROOM] += room - np.int64(grid[fit, n])
+    grid[fit, n] = room
 
 
 @njit(cache=True, nogil=True)
 def _on_nodes(
-    gang: int, fit: int, kind: int, emptiest: bool, write: bool, s: Any, c: Any, nodes: Any
+    gang: int,
+    fit: Any,
+    kind: int,
+    emptiest: bool,
+    write: bool,
+    s: Any,
+    c: Any,
+    nodes: Any,
 ) -> bool:
     """Best or worst fit, whole nodes for gangs larger than one, as the engine's `consolidate`.
 
@@ -182,7 +188,7 @@ def _on_nodes(
         best = -1
         best_free = np.int64(0)
         for n in range(count):
-            if s[fit + n] < gang or (kind != any_kind and nodes[n, KIND] != kind):
+            if fit[n] < gang or (kind != any_kind and nodes[n, KIND] != kind):
                 continue
             if not write:
                 return True
@@ -206,7 +212,7 @@ def _on_nodes(
             if (
                 s[tentative + n] == 0
                 and 0 < size <= missing
-                and s[fit + n] == size
+                and fit[n] == size
                 and (kind == any_kind or nodes[n, KIND] == kind)
                 and (best < 0 or size > nodes[best, CAPACITY])
             ):
@@ -220,7 +226,7 @@ def _on_nodes(
                 free = s[c[B_FREE] + n * RESOURCES]
                 if (
                     s[tentative + n] == 0
-                    and s[fit + n] >= missing
+                    and fit[n] >= missing
                     and (kind == any_kind or nodes[n, KIND] == kind)
                     and (
                         best < 0
@@ -243,14 +249,14 @@ def _on_nodes(
 
 
 @njit(cache=True, nogil=True)
-def _anywhere(gang: int, fit: int, rack: int, write: bool, s: Any, c: Any, nodes: Any) -> bool:
+def _anywhere(gang: int, fit: Any, rack: int, write: bool, s: Any, c: Any, nodes: Any) -> bool:
     """GPUs wherever there is room (in one rack, or anywhere for -1), roomiest nodes first."""
     count = c[K_NODES]
     tentative = c[B_TENTATIVE]
     total = 0
     for n in range(count):
         if rack < 0 or nodes[n, RACK] == rack:
-            total += s[fit + n]
+            total += np.int64(fit[n])
     if total < gang:
         return False
     if not write:
@@ -263,25 +269,25 @@ def _anywhere(gang: int, fit: int, rack: int, write: bool, s: Any, c: Any, nodes
         for n in range(count):
             if (
                 s[tentative + n] == 0
-                and s[fit + n] > 0
+                and fit[n] > 0
                 and (rack < 0 or nodes[n, RACK] == rack)
-                and (best < 0 or s[fit + n] > s[fit + best])
+                and (best < 0 or fit[n] > fit[best])
             ):
                 best = n
-        part = min(missing, s[fit + best])
+        part = min(missing, np.int64(fit[best]))
         s[tentative + best] = part
         missing -= part
     return True
 
 
 @njit(cache=True, nogil=True)
-def _try_rule(k: int, rule: int, write: bool, s: Any, c: Any, nodes: Any) -> bool:
+def _try_rule(k: int, rule: int, write: bool, s: Any, grid: Any, c: Any, nodes: Any) -> bool:
     """Whether a rule places slot k's job; writes the GPUs per node if asked to."""
     slot = c[B_SLOTS] + k * SLOT_WORDS
     gang = s[slot + SLOT_GANG]
     if s[slot + SLOT_ROOM] < gang:
         return False
-    fit = c[B_FIT] + k * c[K_NODES]
+    fit = grid[c[K_JOBS] + k]
     if rule == SPREAD:
         return _anywhere(gang, fit, -1, write, s, c, nodes)
     if rule == SAME_RACK:
@@ -294,7 +300,7 @@ def _try_rule(k: int, rule: int, write: bool, s: Any, c: Any, nodes: Any) -> boo
 
 
 @njit(cache=True, nogil=True)
-def _judge(s: Any, c: Any, nodes: Any) -> bool:
+def _judge(s: Any, grid: Any, c: Any, nodes: Any) -> bool:
     """Marks the slots whose jobs some rule can place now; returns whether there is any."""
     anyone = False
     for k in range(s[SLOTS_USED]):
@@ -304,7 +310,7 @@ def _judge(s: Any, c: Any, nodes: Any) -> bool:
         if possible and not c[K_ANYWHERE] and not (gang == 1 and c[K_ANY_NODE]):
             possible = False
             for p in range(c[K_RULES]):
-                if _try_rule(k, c[c[L_RULES] + p], False, s, c, nodes):
+                if _try_rule(k, c[c[L_RULES] + p], False, s, grid, c, nodes):
                     possible = True
                     break
         s[slot + STARTABLE] = possible
@@ -313,7 +319,7 @@ def _judge(s: Any, c: Any, nodes: Any) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _show_more(s: Any, c: Any, stream: Any, nodes: Any) -> None:
+def _show_more(s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> None:
     """Fills empty slots with the oldest jobs that have arrived and are not shown yet."""
     while s[SLOTS_USED] < c[K_SLOTS] and s[SHOWN] < s[ARRIVED]:
         k = s[SLOTS_USED]
@@ -323,10 +329,9 @@ def _show_more(s: Any, c: Any, stream: Any, nodes: Any) -> None:
         s[slot + SLOT_ROOM] = 0
         s[SLOTS_USED] = k + 1
         s[SHOWN] += 1
-        fit = c[B_FIT] + k * c[K_NODES]
         for n in range(c[K_NODES]):
-            s[fit + n] = 0
-            _refit(k, n, s, c, stream, nodes)
+            grid[c[K_JOBS] + k, n] = 0
+            _refit(k, n, s, grid, c, stream, nodes)
 
 
 @njit(cache=True, nogil=True)
@@ -343,7 +348,7 @@ def _arrive(s: Any, c: Any, stream: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _table_row(job: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any) -> int:
+def _table_row(job: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any, rate: Any) -> int:
     """Row of the speed tables for a placed job: a gang goes as fast as its slowest member."""
     words = c[B_JOBS] + job * JOB_WORDS
     kinds = np.int64(1) << nodes[s[words + FIRST_NODE], KIND]
@@ -352,7 +357,7 @@ def _table_row(job: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, r
         locality = 1
         rack = nodes[s[words + FIRST_NODE], RACK]
         for n in range(c[K_NODES]):
-            if placed[job, n] > 0:
+            if grid[job, n] > 0:
                 kinds |= np.int64(1) << nodes[n, KIND]
                 if nodes[n, RACK] != rack:
                     locality = 2
@@ -394,7 +399,7 @@ def _hold_on(
 
 @njit(cache=True, nogil=True)
 def _hold(
-    job: int, sign: int, s: Any, placed: Any, c: Any, stream: Any, nodes: Any, busy: Any
+    job: int, sign: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any, busy: Any
 ) -> None:
     """Takes (sign 1) or gives back (-1) what a placed job holds and uses."""
     row = s[WINDOW] + job
@@ -406,8 +411,8 @@ def _hold(
         _hold_on(s[words + FIRST_NODE], gang, sign, row, levels, busy[at], s, c, stream, nodes)
     else:
         for n in range(c[K_NODES]):
-            if placed[job, n] > 0:
-                gpus = np.int64(placed[job, n])
+            if grid[job, n] > 0:
+                gpus = np.int64(grid[job, n])
                 _hold_on(n, gpus, sign, row, levels, busy[at], s, c, stream, nodes)
     s[HELD] += sign * gang
     s[BUSY] += sign * gang * busy[at] * (BUSY_SCALE // 1000)
@@ -419,27 +424,26 @@ def _hold(
 
 
 @njit(cache=True, nogil=True)
-def _start(s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any) -> None:
+def _start(s: Any, grid: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any) -> None:
     """Starts the chosen slot's job on the tentative nodes at the chosen levels."""
     k = s[CHOSEN]
     slots = c[B_SLOTS]
-    fit = c[B_FIT]
     count = c[K_NODES]
     job = s[slots + k * SLOT_WORDS + SLOT_JOB]
     words = c[B_JOBS] + job * JOB_WORDS
     used = 0
     for n in range(count):
         gpus = s[c[B_TENTATIVE] + n]
-        placed[job, n] = gpus
+        grid[job, n] = gpus
         if gpus > 0:
             if used == 0:
                 s[words + FIRST_NODE] = n
             used += 1
     s[words + NODES_USED] = used
     s[words + JOB_LEVELS] = s[CHOSEN_LEVELS]
-    row = _table_row(job, s, placed, c, stream, nodes, rate)
+    row = _table_row(job, s, grid, c, stream, nodes, rate)
     s[words + JOB_ROW] = row
-    _hold(job, 1, s, placed, c, stream, nodes, busy)
+    _hold(job, 1, s, grid, c, stream, nodes, busy)
     # Division by 1 is exact, so an exclusive job on the reference GPU takes its duration exactly.
     finish = s[NOW] + np.int64(np.ceil(stream[s[WINDOW] + job, DURATION] / rate[row]))
     s[words + START] = s[NOW]
@@ -452,23 +456,24 @@ def _start(s: Any, placed: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy
     last = s[SLOTS_USED] - 1
     for word in range(slots + k * SLOT_WORDS, slots + last * SLOT_WORDS):
         s[word] = s[word + SLOT_WORDS]
-    for word in range(fit + k * count, fit + last * count):
-        s[word] = s[word + count]
+    for other in range(c[K_JOBS] + k, c[K_JOBS] + last):
+        for n in range(count):
+            grid[other, n] = grid[other + 1, n]
     s[slots + last * SLOT_WORDS + STARTABLE] = 0
     s[SLOTS_USED] = last
     for n in range(count):
         if s[c[B_TENTATIVE] + n] > 0:
             for other in range(last):
-                _refit(other, n, s, c, stream, nodes)
+                _refit(other, n, s, grid, c, stream, nodes)
             s[c[B_TENTATIVE] + n] = 0
-    _show_more(s, c, stream, nodes)
+    _show_more(s, grid, c, stream, nodes)
     s[PHASE] = PICK
     s[CHOSEN] = -1
 
 
 @njit(cache=True, nogil=True)
 def _complete_due(
-    s: Any, placed: Any, c: Any, numbers: Any, stream: Any, nodes: Any, busy: Any, step: Any
+    s: Any, grid: Any, c: Any, numbers: Any, stream: Any, nodes: Any, busy: Any, step: Any
 ) -> None:
     """Ends all running jobs that are due now; the running list keeps its order."""
     now = s[NOW]
@@ -484,7 +489,7 @@ def _complete_due(
             kept += 1
             soonest = min(soonest, finish)
             continue
-        _hold(job, -1, s, placed, c, stream, nodes, busy)
+        _hold(job, -1, s, grid, c, stream, nodes, busy)
         row = s[WINDOW] + job
         words = c[B_JOBS] + job * JOB_WORDS
         s[WEIGHT] -= stream[row, JOB_WEIGHT]
@@ -498,9 +503,9 @@ def _complete_due(
             slowed = max(1.0, stream[row, GPUS] * crowd / numbers[N_TOTAL])
             step[UNFAIRNESS] += jct_ms / (max(length_ms, 1) * slowed)
         for n in range(s[words + FIRST_NODE], c[K_NODES]):
-            if placed[job, n] > 0:
+            if grid[job, n] > 0:
                 for k in range(s[SLOTS_USED]):
-                    _refit(k, n, s, c, stream, nodes)
+                    _refit(k, n, s, grid, c, stream, nodes)
                 if s[words + NODES_USED] == 1:
                     break
     s[RUNNING] = kept
@@ -520,7 +525,9 @@ def _pass_time(until: int, s: Any, numbers: Any, step: Any) -> None:
     beta = numbers[N_DISCOUNT]
     if beta > 0:
         weight = np.exp(-beta * s[STEP_TIME]) * (1 - np.exp(-beta * span)) / beta
-        step[DISCOUNTED] += crowd * weight
+        step[CROWDING] += crowd * weight
+    else:
+        step[CROWDING] += crowd * span
     s[STEP_TIME] += span
     step[JOULES] += (s[IDLE_WATTS] + s[WATTS]) * 1e-6 * span
     if crowd > s[RUNNING]:
@@ -534,7 +541,7 @@ def _pass_time(until: int, s: Any, numbers: Any, step: Any) -> None:
 def _advance(
     waits: bool,
     s: Any,
-    placed: Any,
+    grid: Any,
     c: Any,
     numbers: Any,
     stream: Any,
@@ -546,7 +553,7 @@ def _advance(
 
     Instants at which nobody could start anything are passed over: they hold no decision.
     """
-    while waits or not _judge(s, c, nodes):
+    while waits or not _judge(s, grid, c, nodes):
         waits = False
         event = s[NEXT_FINISH]
         if s[ARRIVED] < c[K_JOBS]:
@@ -558,13 +565,13 @@ def _advance(
         if 0 <= c[K_HORIZON] <= event:
             _pass_time(c[K_HORIZON], s, numbers, step)
             s[DONE] = 1
-            _judge(s, c, nodes)
+            _judge(s, grid, c, nodes)
             return
         _pass_time(event, s, numbers, step)
         if s[NEXT_FINISH] <= event:
-            _complete_due(s, placed, c, numbers, stream, nodes, busy, step)
+            _complete_due(s, grid, c, numbers, stream, nodes, busy, step)
         _arrive(s, c, stream)
-        _show_more(s, c, stream, nodes)
+        _show_more(s, grid, c, stream, nodes)
 
 
 @njit(cache=True, nogil=True)
@@ -596,7 +603,7 @@ def _offer_levels(s: Any, c: Any, stream: Any) -> bool:
 def _act(
     action: int,
     s: Any,
-    placed: Any,
+    grid: Any,
     c: Any,
     numbers: Any,
     stream: Any,
@@ -616,16 +623,18 @@ def _act(
             s[CHOSEN_LEVELS] = UNIT_LEVELS
             if c[K_CHOOSE_PLACE]:
                 for p in range(rules):
-                    s[c[B_PLACE_OK] + p] = _try_rule(action, c[c[L_RULES] + p], False, s, c, nodes)
+                    s[c[B_PLACE_OK] + p] = _try_rule(
+                        action, c[c[L_RULES] + p], False, s, grid, c, nodes
+                    )
                 s[PHASE] = PLACE
                 return
             for p in range(rules):
-                if _try_rule(action, c[c[L_RULES] + p], True, s, c, nodes):
+                if _try_rule(action, c[c[L_RULES] + p], True, s, grid, c, nodes):
                     break
             s[PHASE] = LEVEL_CPU
         elif phase == PLACE:
             rule = c[c[L_RULES] + action - slots - 1]
-            _try_rule(s[CHOSEN], rule, True, s, c, nodes)
+            _try_rule(s[CHOSEN], rule, True, s, grid, c, nodes)
             s[PHASE] = LEVEL_CPU
         else:
             choice = action - slots - 1 - (rules if c[K_CHOOSE_PLACE] else 0)
@@ -635,8 +644,8 @@ def _act(
             s[PHASE] = phase + 1
         if c[K_CHOOSE_LEVELS] and _offer_levels(s, c, stream):
             return
-        _start(s, placed, c, stream, nodes, rate, busy)
-    _advance(waits, s, placed, c, numbers, stream, nodes, busy, step)
+        _start(s, grid, c, stream, nodes, rate, busy)
+    _advance(waits, s, grid, c, numbers, stream, nodes, busy, step)
 
 
 @njit(cache=True, nogil=True)
@@ -669,7 +678,7 @@ def step_range(
     actions: Any,
     legal: Any,
     state: Any,
-    placed: Any,
+    grids: Any,
     c: Any,
     numbers: Any,
     stream: Any,
@@ -687,7 +696,7 @@ def step_range(
         s[STEP_JOB] = 0
         s[STEP_TIME] = 0
         if legal[i] and s[DONE] == 0:
-            _act(actions[i], s, placed[i], c, numbers, stream, nodes, rate, busy, step[i])
+            _act(actions[i], s, grids[i], c, numbers, stream, nodes, rate, busy, step[i])
             _write_mask(s, c, masks[i])
 
 
@@ -696,6 +705,7 @@ def begin_some(
     which: Any,
     keys: Any,
     state: Any,
+    grids: Any,
     c: Any,
     numbers: Any,
     stream: Any,
@@ -735,19 +745,20 @@ def begin_some(
                 length = np.int64(length * np.exp(sigma * z))
             s[words + ESTIMATE] = length
         _arrive(s, c, stream)
-        _show_more(s, c, stream, nodes)
+        grid = grids[i]
+        _show_more(s, grid, c, stream, nodes)
         # The cluster is empty and every job fits it, so the first decision is now.
-        _judge(s, c, nodes)
+        _judge(s, grid, c, nodes)
         _write_mask(s, c, masks[i])
 
 
 @njit(cache=True, nogil=True)
-def fits_first_slot(s: Any, c: Any, stream: Any, nodes: Any) -> bool:
+def fits_first_slot(s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> bool:
     """Whether some offered rule places the job in slot 0 of the row `s`."""
     s[c[B_SLOTS] + SLOT_GANG] = stream[s[WINDOW], GPUS]
     for n in range(c[K_NODES]):
-        _refit(0, n, s, c, stream, nodes)
-    return _judge(s, c, nodes)
+        _refit(0, n, s, grid, c, stream, nodes)
+    return _judge(s, grid, c, nodes)
 
 
 @njit(cache=True, nogil=True)

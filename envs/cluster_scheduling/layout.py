@@ -5,7 +5,9 @@ do, in run time and in compile time. This file names their columns.
 
 * ``state``: int64, (environments, words): one row is one cluster. Named words first, then blocks
   whose begins stand in ``constants``.
-* ``placed``: int16, (environments, jobs, nodes): GPUs that each job of the episode holds or held.
+* ``grids``: int16, (environments, jobs + slots, nodes): first the GPUs that each job of the episode
+  holds or held on each node, then the GPUs of each slot's job that each node has room for (at the
+  least levels that may be chosen).
 * ``stream``: int64, (rows, columns): jobs of the whole stream.
 * ``nodes``: int64, (nodes, columns): the cluster.
 * ``constants``: int64: sizes, switches, begins of blocks, then lists.
@@ -92,7 +94,6 @@ NODE_COLUMNS = 7
     K_ANY_NODE,  # some rule places a one-GPU job wherever there is room
     K_ANYWHERE,  # some rule places any gang wherever there is room
     B_SLOTS,  # begins of blocks of a row of the state
-    B_FIT,  # (slots, nodes) GPUs of the job that the node has room for, at least levels
     B_FREE,
     B_TENTATIVE,
     B_PLACE_OK,
@@ -103,11 +104,11 @@ NODE_COLUMNS = 7
     L_IDLE_W,
     L_ACTIVE_W,
     L_LARGEST,  # most GPUs of a node, by kind; last: of any
-) = range(26)
-CONSTANTS = 26
+) = range(25)
+CONSTANTS = 25
 
 # Words of a slot, of an entry of the running list, and of a job of the episode.
-SLOT_JOB, SLOT_GANG, SLOT_ROOM, STARTABLE = range(4)  # SLOT_ROOM: sum of its row of B_FIT
+SLOT_JOB, SLOT_GANG, SLOT_ROOM, STARTABLE = range(4)  # SLOT_ROOM: sum of its row of the grid
 SLOT_WORDS = 4
 RUNNING_JOB, RUNNING_FINISH = range(2)
 RUNNING_WORDS = 2
@@ -127,8 +128,9 @@ JOB_WORDS = 8
 N_DISCOUNT, N_SIGMA, N_TOTAL = 0, 1, 2
 NUMBERS = 7
 
-# Columns of a step.
-DISCOUNTED, WEIGHTED, SLOWDOWN, UNFAIRNESS, JOULES, IDLE = range(6)  # IDLE takes five
+# Columns of a step, in the order of `types.OBJECTIVES`; IDLE takes five.
+CROWDING, WEIGHTED, SLOWDOWN, IDLE = range(4)
+UNFAIRNESS, JOULES = 8, 9
 STEP_COLUMNS = 10
 
 
@@ -170,7 +172,6 @@ class Rules:
         count = len(nodes)
         sizes = {
             B_SLOTS: slots * SLOT_WORDS,
-            B_FIT: slots * count,
             B_FREE: count * RESOURCES,
             B_TENTATIVE: count,
             B_PLACE_OK: len(codes),

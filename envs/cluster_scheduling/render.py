@@ -111,8 +111,8 @@ def _bars(dynamics: SchedulingDynamics, index: int) -> list[_Bar]:
     bars: list[_Bar] = []
     started = np.flatnonzero(~np.isnan(start_s))
     for job in started[np.argsort(start_s[started], kind="stable")]:
-        for node in np.flatnonzero(dynamics.placed[index, job]):
-            wanted = int(dynamics.placed[index, job, node])
+        for node in np.flatnonzero(dynamics.grids[index, job]):
+            wanted = int(dynamics.grids[index, job, node])
             free = np.flatnonzero(busy_until[node] <= start_s[job])[:wanted]
             busy_until[node][free] = end_s[job]
             # Neighbouring GPUs make one bar.
@@ -123,7 +123,7 @@ def _bars(dynamics: SchedulingDynamics, index: int) -> list[_Bar]:
                         node=int(node),
                         first_gpu=int(group[0]),
                         gpus=len(group),
-                        gang=int(dynamics.placed[index, job].sum()),
+                        gang=int(dynamics.grids[index, job].sum()),
                         start_s=float(start_s[job]),
                         end_s=float(end_s[job]),
                         waited_s=float(start_s[job] - submit_s[job]),

@@ -104,7 +104,7 @@ def test_the_return_is_minus_total_jct_exactly_and_nothing_is_lost(episode, argu
                 layout.LEVELS[levels % 10],
             )
             demand = stream[layout.DEMAND : layout.DEMAND + 4] * (cpu, 4, io, network)
-            gpus = dynamics.placed[0, job].astype(np.int64)
+            gpus = dynamics.grids[0, job].astype(np.int64)
             assert gpus.sum() == stream[layout.GPUS]
             held += np.column_stack([gpus, gpus[:, None] * demand])
         assert np.array_equal(free + held, capacity)
@@ -134,7 +134,7 @@ def test_a_jobs_run_time_is_its_duration_over_the_speed_of_the_cost_model(episod
     )
     played = episode(env, at_random(3), 3)
     jobs, (start_s, finish_s) = played.jobs, played.schedule
-    placed, words = env.dynamics.placed[0], env.dynamics._jobs(0)
+    placed, words = env.dynamics.grids[0], env.dynamics._jobs(0)
     racks = env.dynamics.given.nodes[:, layout.RACK]
     curves = job_speed.cpu_curves()
     factors = set()
