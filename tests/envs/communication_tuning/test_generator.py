@@ -69,6 +69,21 @@ def test_groups_change_in_the_same_moment():
     assert np.array_equal(change[..., generator.DELAY], change[..., generator.OVERHEAD])
 
 
+def test_no_draw_serves_two_factors():
+    spec = SCENARIOS["mixed"]
+    factors = drift(KEYS[:50], spec, 100)
+    draws: list[set[float]] = []
+    for column, (low, high) in {
+        generator.BANDWIDTH: spec.bandwidth_bytes_per_s,
+        generator.OVERHEAD: spec.message_overhead_s,
+        generator.DELAY: spec.completion_delay_s,
+        generator.HOST: spec.host_overhead_s,
+    }.items():
+        uniform = np.log(factors[..., column] / low) / np.log(high / low)
+        draws.append(set(np.round(np.unique(uniform), 9)))
+    assert len(set.union(*draws)) == sum(map(len, draws)) > 1000
+
+
 def test_a_longer_episode_begins_as_a_shorter_one():
     short, long = (drift(KEYS[:5], SCENARIOS["mixed"], states) for states in (20, 50))
     assert np.array_equal(short, long[:, :20])
