@@ -228,7 +228,7 @@ def _aligned(placed, size):
 
 @njit(cache=True, nogil=True)
 def _finish_starts(stage_start, tail_start, starts):
-    """Fills starts[k, j]: earliest start of j stages, at most k of them first on one cluster.
+    """Fills starts[k, j]: earliest start of at most j stages, the first k at most on one cluster.
 
     Args:
         stage_start: (S, L + 1) of that cluster and micro-batch.
@@ -242,7 +242,8 @@ def _finish_starts(stage_start, tail_start, starts):
         starts[k, 0] = starts[0, 0]
         for j in range(1, stages + 1):
             here = stage_start[j - 1, starts[k - 1, j - 1]]
-            starts[k, j] = min(starts[k - 1, j], here)
+            # At most j stages: fewer may reach further, because they keep less in flight.
+            starts[k, j] = min(starts[k - 1, j], starts[k, j - 1], here)
 
 
 @njit(cache=True, nogil=True)
