@@ -15,9 +15,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -222,7 +223,7 @@ class _RayEngine:
         ray.init(address=self._address, runtime_env={"env_vars": ONE_THREAD}, log_to_driver=False)
         try:
             task = ray.remote(num_cpus=1, max_retries=0)(attempt)
-            pending = {task.remote(spec, resume): spec for spec in specs}
+            pending = {task.remote(_with_absolute_paths(spec), resume): spec for spec in specs}
             failures: list[Failure] = []
             with _progress(specs) as told:
                 while pending:
@@ -238,6 +239,13 @@ class _RayEngine:
         finally:
             ray.shutdown()
         return failures
+
+
+def _with_absolute_paths(spec: RunSpec) -> RunSpec:
+    """The same run for a worker with another working directory; its configuration is the same."""
+    is_file = spec.suite.endswith((".yaml", ".yml"))
+    suite = str(Path(spec.suite).resolve()) if is_file else spec.suite
+    return replace(spec, runs=spec.runs.resolve(), suite=suite)
 
 
 @contextmanager

@@ -106,9 +106,9 @@ def test_a_sweep_killed_at_any_moment_resumes_to_the_same_bytes(
     kills = 0
     # Each attempt gets a little further, so that the kills fall on start-up, on searches, on
     # training between and after checkpoints, and on tests.
-    for share in (0.35, 0.5, 0.6, 0.7):
+    for share in (0.4, 0.55, 0.7):
         kills += not sweep(broken, support, kill_after_s=share * whole_s)
-    assert kills >= 2, "the sweep was never interrupted: nothing is tested"
+    assert kills >= 1, "the sweep was never interrupted: nothing is tested"
     assert sweep(broken, support)
     expected, found = compared_bytes(whole), compared_bytes(broken)
     assert found.keys() == expected.keys()
