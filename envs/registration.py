@@ -44,7 +44,7 @@ def specs() -> tuple[EnvironmentSpec, ...]:
         True
     """
     modules = [importlib.import_module(f"dtgym.envs.{family}") for family in FAMILIES]
-    return tuple(spec for module in modules for spec in getattr(module, "SPECS", ()))
+    return tuple(spec for module in modules for spec in module.SPECS)
 
 
 def register_all() -> None:

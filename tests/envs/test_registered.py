@@ -100,6 +100,12 @@ def test_registering_again_changes_nothing():
     assert dict(gym.registry) == before
 
 
+def test_every_family_has_an_id_and_a_toy():
+    for family in registration.FAMILIES:
+        ids = {spec.id for spec in SPECS if f".{family}." in spec.entry_point}
+        assert ids and any("Toy" in env_id for env_id in ids), family
+
+
 def test_ids_are_unique_and_versioned():
     assert len(set(IDS)) == len(IDS)
     assert all(env_id.startswith("dtgym/") and env_id[-3:-1] == "-v" for env_id in IDS)
