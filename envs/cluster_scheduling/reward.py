@@ -22,13 +22,13 @@ def scales(mean_duration_s: float, jobs: int, cluster_w: float) -> NDArray[np.fl
     * jct: integral of the number of jobs in the system (ms) over `mean_duration_s`. Its sum over an
       episode is ``-(sum of JCT) / mean_duration_s``.
     * weighted_jct: likewise with each job counted by its weight.
-    * slowdown: bounded slowdowns, ``max(1, JCT / max(duration, 10 s))``, of the jobs that completed,
-      over the jobs of the episode: sums to minus the mean slowdown.
+    * slowdown: bounded slowdowns, ``max(1, JCT / max(duration, 10 s))``, of the jobs that
+      completed, over the jobs of the episode: sums to minus the mean slowdown.
     * <resource>_utilisation: integral of the share of the resource that is not kept busy while jobs
       wait (ms), over `mean_duration_s`: lost capacity in the busy window.
-    * fairness: finish-time-fairness ratios of the jobs that completed, over the jobs of the episode:
-      JCT over the JCT under a 1/n share of the GPUs, n the mean number of jobs in the system during
-      the job's life (Themis, NSDI'20, section 3; the estimator of n is ours).
+    * fairness: finish-time-fairness ratios of the jobs that completed, over the jobs of the
+      episode: JCT over the JCT under a 1/n share of the GPUs, n the mean number of jobs in the
+      system during the job's life (Themis, NSDI'20, section 3; the estimator of n is ours).
     * energy: joules of all GPUs, over `mean_duration_s` times the cluster's full power.
 
     Args:
