@@ -54,7 +54,7 @@ DEFINITIONS: dict[str, str] = {
     "with free GPUs and a queue",
     "decision_p50_s": "median wall time of one call of the policy; NaN on the compiled path",
     "decision_p99_s": "its 99th percentile",
-    "energy_kwh": "GPUs over the makespan: idle power, and the rest in proportion to the busy share",
+    "energy_kwh": "GPUs over the makespan: idle power, and the rest by the busy share",
     **{
         f"{kind}_{resource}_{window}": f"{meaning} of {resource} over {text}"
         for kind, meaning in (
