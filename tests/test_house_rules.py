@@ -15,7 +15,15 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FLOORS = {"simulator": 1, "envs": 2, "baselines": 2, "agents": 3, "experiments": 4, "scripts": 5}
-LIBRARIES_OF_THE_SIMULATOR = {"numpy", "numba", "scipy", "pydantic", "pydantic_core", "yaml"}
+LIBRARIES_OF_THE_SIMULATOR = {
+    "numpy",
+    "numba",
+    "llvmlite",
+    "scipy",
+    "pydantic",
+    "pydantic_core",
+    "yaml",
+}
 
 
 def python_files(*folders: str) -> list[Path]:
