@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from dtgym.simulator import hardware, hardware_files, workload
-from dtgym.simulator.documents import Document, read_yaml, validated
+from dtgym.simulator.documents import Document, read_yaml
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.hardware import Accelerator, WideAreaNetwork
 from dtgym.simulator.partition_settings import Setting, Site
@@ -67,7 +67,7 @@ def read(path: Path, *, model: str, global_batch: int) -> Setting:
     content = read_yaml(text, source=str(path))
     if isinstance(content, dict) and "groups" in content and "sites" not in content:
         return _of_cluster(hardware_files.cluster_from_yaml(text, str(path)), model, global_batch)
-    document = validated(SitesDocument, content, source=str(path))
+    document = hardware_files.validate_document(SitesDocument, content, str(path))
     try:
         return _of_sites(document, model, global_batch)
     except InvalidInput as error:
@@ -77,7 +77,9 @@ def read(path: Path, *, model: str, global_batch: int) -> Setting:
 def _of_sites(document: SitesDocument, model: str, global_batch: int) -> Setting:
     own = {}
     for item in document.accelerators:
-        built = validated(hardware_files.AcceleratorDocument, item, source="accelerators").build()
+        built = hardware_files.validate_document(
+            hardware_files.AcceleratorDocument, item, "accelerators"
+        ).build()
         own[built.name] = built
     sites = tuple(
         Site(

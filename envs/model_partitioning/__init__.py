@@ -29,7 +29,7 @@ _MEDIUM: dict[str, Any] = {
 SPECS = (
     _spec("", "two to four clusters, 32 to 128 accelerators, models of 7 to 13 billion", **_MEDIUM),
     _spec("-Small", "two clusters of at most 16 accelerators, solved exactly", family="small",
-          model=["gpt3-1.3b", "gpt3-2.7b"], instances=16),
+          model=["gpt3-2.7b", "gpt3-6.7b"], instances=16),
     _spec("-Large", "eight regions of the world, 512 accelerators, Llama 2 of 70 billion",
           family="large", model="llama2-70b", instances=4),
     _spec("-Bandwidth", "two clusters over 0.5 to 10 Gbit/s", family="bandwidth", instances=7),

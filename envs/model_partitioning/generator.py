@@ -21,8 +21,7 @@ from dtgym.simulator.partition_types import Assumptions
 GBIT = 1e9 / 8
 MAX_REJECTED_PER_INSTANCE = 20
 
-# Accelerators within a factor of about three of each other on large products, so that a second
-# cluster is worth its network; prices are on-demand list prices per hour, rounded.
+# Accelerators of comparable memory; prices are on-demand list prices per hour, rounded.
 NEAR_ACCELERATORS = {
     "A100-80": 2.5,
     "A800-80": 2.3,
@@ -32,9 +31,12 @@ NEAR_ACCELERATORS = {
     "L40S": 1.6,
     "A100-40": 2.0,
 }
+LARGEST_SPEED_RATIO = 3.2
+"""Peak of the fastest accelerator of an instance over that of its slowest, at most: beyond it a
+second cluster is hardly worth its network."""
 NODE_NETWORK_GBIT = (100.0, 200.0, 400.0)
 
-SMALL_MODELS = ("gpt3-1.3b", "gpt3-2.7b", "llama2-7b")
+SMALL_MODELS = ("gpt3-2.7b", "gpt3-6.7b", "llama2-7b")
 MEDIUM_MODELS = ("gpt3-6.7b", "gpt3-13b", "llama2-13b", "gpt-neox-20b", "mpt-30b", "llama2-70b")
 LARGE_MODELS = ("llama2-70b", "gpt3-175b")
 
@@ -80,6 +82,24 @@ class Family:
     ordered: bool = False
 
 
+def _accelerators(random: np.random.Generator, count: int) -> list[str]:
+    """Names of accelerators, no two further apart in speed than `LARGEST_SPEED_RATIO`."""
+    names = list(NEAR_ACCELERATORS)
+    speed = {name: hardware.accelerator(name).half_flop_per_s for name in names}
+    chosen = [str(random.choice(names))]
+    while len(chosen) < count:
+        near = [
+            name
+            for name in names
+            if all(
+                1 / LARGEST_SPEED_RATIO <= speed[name] / speed[one] <= LARGEST_SPEED_RATIO
+                for one in chosen
+            )
+        ]
+        chosen.append(str(random.choice(near)))
+    return chosen
+
+
 def _site(random: np.random.Generator, name: str, accelerator: str, nodes: int, gpus: int) -> Site:
     network = float(random.choice(NODE_NETWORK_GBIT)) * GBIT
     return Site(
@@ -107,24 +127,20 @@ def _wan(
 
 
 def _small(random: np.random.Generator, number: int, choices: Choices) -> Setting:
-    accelerators = random.choice(list(NEAR_ACCELERATORS), size=2, replace=False)
+    accelerators = _accelerators(random, 2)
     gpus = random.choice([4, 8], size=2)
-    sites = tuple(
-        _site(random, f"{'ab'[i]}", str(accelerators[i]), 1, int(gpus[i])) for i in range(2)
-    )
+    sites = tuple(_site(random, "ab"[i], accelerators[i], 1, int(gpus[i])) for i in range(2))
     model = str(random.choice(choices.models or SMALL_MODELS))
-    bandwidth, delay = _wan(random, 2, 1.0, 10.0, choices)
+    bandwidth, delay = _wan(random, 2, 2.0, 25.0, choices)
     batch = int(random.choice([32, 64]))
     return Setting(f"small-{number}", sites, bandwidth, delay, model, batch)
 
 
 def _medium(random: np.random.Generator, number: int, choices: Choices) -> Setting:
     count = int(random.integers(2, 5))
-    accelerators = random.choice(list(NEAR_ACCELERATORS), size=count, replace=True)
+    accelerators = _accelerators(random, count)
     nodes = random.choice([2, 4] if count < 4 else [1, 2, 4], size=count)
-    sites = tuple(
-        _site(random, f"{'abcd'[i]}", str(accelerators[i]), int(nodes[i]), 8) for i in range(count)
-    )
+    sites = tuple(_site(random, "abcd"[i], accelerators[i], int(nodes[i]), 8) for i in range(count))
     model = str(random.choice(choices.models or MEDIUM_MODELS))
     bandwidth, delay = _wan(random, count, 1.0, 25.0, choices)
     batch = int(random.choice([128, 256]))
@@ -134,9 +150,10 @@ def _medium(random: np.random.Generator, number: int, choices: Choices) -> Setti
 def _large(random: np.random.Generator, number: int, choices: Choices) -> Setting:
     """Eight regions with measured links, 64 accelerators each."""
     network = hardware.wide_area_network("dtfm-world").select(WORLD_REGIONS)
+    accelerators = _accelerators(random, len(WORLD_REGIONS))
     sites = tuple(
-        _site(random, region, str(random.choice(list(NEAR_ACCELERATORS)[:5])), 8, 8)
-        for region in WORLD_REGIONS
+        _site(random, region, accelerator, 8, 8)
+        for region, accelerator in zip(WORLD_REGIONS, accelerators, strict=True)
     )
     off_diagonal = ~np.eye(len(sites), dtype=bool)
     bandwidth = np.where(off_diagonal, network.bandwidth_bytes_per_s * WORLD_CONNECTIONS, 0.0)
