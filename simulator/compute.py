@@ -119,7 +119,7 @@ def attention_time_s(
     constants = (calibration or calibrations.shipped()).vector()
     row = hardware_row(accelerator, "half")
     _, rate = matmul_rates(row, constants)
-    peak = row[columns.HALF_PEAK] * row[columns.POWER] ** constants[columns.C_POWER]
+    peak = row[columns.HALF_PEAK]
     shapes = np.stack([size.ravel() for size in sizes], axis=1)
     out = np.empty((shapes.shape[0], 2))
     attention_array(shapes, code, peak, rate, row, constants, out)

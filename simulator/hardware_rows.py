@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dtgym.simulator.hardware import ARCHITECTURES, PRECISIONS, Accelerator, Cluster
 from dtgym.simulator.kernels import training_columns as columns
-from dtgym.simulator.software import ATTENTION_KERNELS, Software
+from dtgym.simulator.software import ATTENTION_KERNELS, TENSOR_OVERLAPS, Software
 from dtgym.simulator.workload import Transformer
 
 AMPERE_CEILING = 0.8692
@@ -57,10 +57,11 @@ def hardware_row(
         "dropout": known.dropout,
         "attention": ATTENTION_KERNELS.index(known.attention),
         "precision": PRECISIONS.index(precision),
-        "overlap_tensor": known.overlap_tensor,
+        "overlap_tensor": TENSOR_OVERLAPS.index(known.overlap_tensor),
         "overlap_data": known.overlap_data,
         "blocking_launches": known.blocking_launches,
         "gather_tensors": known.gather_tensors,
+        "balanced_context": known.balanced_context,
         "gradient_bytes": known.gradient_bytes,
         "reserve_bytes": known.reserve_bytes,
     }

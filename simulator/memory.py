@@ -62,7 +62,7 @@ def activation_bytes_per_layer(
         microbatch: Sequences of the micro-batch.
         tensor: Tensor-parallel degree.
         sequence_parallel: Whether norms and dropout are split over the tensor ranks.
-        recompute: ``none``, ``selective`` or ``full``.
+        recompute: One of `dtgym.simulator.plans.RECOMPUTE`.
         scores_in_memory: Whether attention writes its scores (no flash kernel).
         dropout: Whether dropout masks are kept.
 
@@ -90,6 +90,12 @@ def activation_bytes_per_layer(
     kept = kept + 2 * tokens * (model.qkv_width + model.heads * model.head_dim) / t
     gate = 2 if model.gated else 0
     width = model.experts_per_token * model.ffn / t
+    if recompute == "operators":
+        entering = width * (1 + gate / 2)
+        outputs = model.qkv_width / t + model.hidden + entering
+        outputs = outputs + model.experts_per_token * model.hidden
+        kept = 2 * tokens * model.hidden / shared
+        return kept + 2 * tokens * model.heads * model.head_dim / t + tokens * outputs
     kept = kept + tokens * (4 + 2 * gate) * width
     if scores_in_memory and recompute == "none":
         kept = kept + 5 * sequences * model.heads / t * model.sequence**2

@@ -17,8 +17,9 @@ Integers = NDArray[np.int64]
 TRAINING_PRECISIONS = ("half", "fp8", "fp4")
 """Arithmetic of the blocks' matrix products; attention, head and exchange stay at 16 bits."""
 
-RECOMPUTE = ("none", "selective", "full")
-"""Activations recomputed in the backward pass: none, attention's inner part, whole blocks."""
+RECOMPUTE = ("none", "selective", "full", "operators")
+"""Activations recomputed in the backward pass: none, attention's inner part, whole blocks, or all
+but attention and every other matrix product."""
 
 
 @dataclass(frozen=True)

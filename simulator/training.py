@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +31,7 @@ from dtgym.simulator.calibration import Calibration
 from dtgym.simulator.errors import InvalidInput, one_of
 from dtgym.simulator.hardware_rows import hardware_row, model_row
 from dtgym.simulator.kernels import training_columns as columns
-from dtgym.simulator.kernels.training_cost import plan_costs, screen_plans
+from dtgym.simulator.kernels.training_cost import assemble, plan_costs, screen_plans
 from dtgym.simulator.plans import Plans, Problem, check
 from dtgym.simulator.threads import map_ranges
 
@@ -149,24 +150,13 @@ def encode(problem: Problem | Sequence[Problem], plans: Plans) -> Tables:
             except InvalidInput as error:
                 raise InvalidInput(str(error).replace("plan 0", f"plan {p}", 1)) from error
         index = np.arange(plans.count)
-    batch = np.array([item.global_batch for item in problems])[index]
-    layers = np.array([item.model.layers for item in problems])[index]
-    plan_rows = np.stack(
-        [
-            plans.tensor,
-            plans.pipeline,
-            plans.data,
-            plans.context,
-            plans.expert,
-            plans.chunks,
-            plans.microbatch,
-            plans.microbatches(batch),
-            plans.zero,
-            plans.sequence_parallel,
-            plans.recompute,
-        ],
-        axis=1,
-    ).astype(np.float64)
+    batch = np.array([item.global_batch for item in problems])
+    layers = np.array([item.model.layers for item in problems], dtype=np.float64)
+    plan_rows = np.empty((plans.count, len(columns.PLAN_COLUMNS)))
+    for column, name in enumerate(columns.PLAN_COLUMNS):
+        plan_rows[:, column] = (
+            plans.microbatches(batch) if name == "microbatches" else getattr(plans, name)
+        )
     if plans.stage_layers is None:
         stages = np.arange(plans.stages)
         used = stages < plans.pipeline[:, None]
@@ -192,17 +182,22 @@ def evaluate(tables: Tables, constants: Floats, *, fidelity: str = "exact") -> S
     """Costs encoded plans; what `step` does after its checks."""
     one_of("fidelity", fidelity, FIDELITIES)
     count, stages = tables.stage_layers.shape
-    time = np.empty(count)
+    time, shares, missing = np.empty(count), np.empty((count, 5)), np.empty(count)
     memory_parts = np.empty((count, stages, len(columns.MEMORY_PARTS)))
-    shares = np.empty((count, 5))
-    for first in range(0, max(count, 1), SLICE):
+    memory, tight = np.empty((count, stages)), np.empty(count, dtype=np.int64)
+    for first in range(0, count, SLICE):
         piece = slice(first, min(first + SLICE, count))
-        if piece.stop > piece.start:
-            _evaluate_slice(tables, constants, fidelity, piece, time, memory_parts, shares)
-    memory = memory_parts.sum(axis=2)
-    capacity = tables.hardware_rows[tables.hardware_index, columns.MEMORY_BYTES]
-    tight = memory.argmax(axis=1)
-    missing = np.maximum(memory.max(axis=1) - capacity, 0.0)
+        outputs = _Outputs.empty(piece.stop - first, stages)
+        memories = (memory_parts[piece], memory[piece], tight[piece], missing[piece])
+        outputs.run(tables, piece, constants, memories)
+        rows = tables.plan_rows[piece]
+        finish = _finish(outputs, tables.stage_layers[piece], rows, fidelity)
+        arguments = (finish, outputs.parts, rows)
+
+        def run(first: int, last: int, arguments=arguments, piece: slice = piece) -> None:
+            assemble(*arguments, first, last, time[piece], shares[piece])
+
+        map_ranges(run, piece.stop - first, 4096)
     return StepCost(
         time_s=time,
         memory_bytes=memory,
@@ -214,66 +209,52 @@ def evaluate(tables: Tables, constants: Floats, *, fidelity: str = "exact") -> S
     )
 
 
-def _evaluate_slice(
-    tables: Tables,
-    constants: Floats,
-    fidelity: str,
-    piece: slice,
-    time: Floats,
-    memory_parts: Floats,
-    shares: Floats,
-) -> None:
-    rows = tables.plan_rows[piece]
-    count, stages = rows.shape[0], tables.stage_layers.shape[1]
-    forward, backward = np.empty((count, stages)), np.empty((count, stages))
-    scalars = np.empty((count, len(columns.SCALARS)))
-    parts = np.empty((count, stages, len(columns.STAGE_PARTS)))
-    layers = tables.stage_layers[piece]
-    arguments = (
-        tables.model_rows,
-        tables.hardware_rows,
-        rows,
-        tables.model_index[piece],
-        tables.hardware_index[piece],
-        layers,
-        constants,
-    )
-    outputs = (forward, backward, scalars, parts, memory_parts[piece])
+@dataclass(frozen=True)
+class _Outputs:
+    """What the kernel writes about time; see `plan_costs`."""
 
-    def run(first: int, last: int) -> None:
-        plan_costs(*arguments, first, last, *outputs)
+    forward: Floats
+    backward: Floats
+    scalars: Floats
+    parts: Floats
 
-    map_ranges(run, count, 512)
+    @classmethod
+    def empty(cls, count: int, stages: int) -> _Outputs:
+        """Arrays to be written."""
+        return cls(
+            np.empty((count, stages)),
+            np.empty((count, stages)),
+            np.empty((count, len(columns.SCALARS))),
+            np.empty((count, stages, len(columns.STAGE_PARTS))),
+        )
+
+    def run(
+        self, tables: Tables, piece: slice, constants: Floats, memories: tuple[Any, ...]
+    ) -> None:
+        """Costs the plans of `piece` on all cores."""
+        arguments = (
+            tables.model_rows,
+            tables.hardware_rows,
+            tables.plan_rows[piece],
+            tables.model_index[piece],
+            tables.hardware_index[piece],
+            tables.stage_layers[piece],
+            constants,
+        )
+        outputs = (self.forward, self.backward, self.scalars, self.parts, *memories)
+
+        def run(first: int, last: int) -> None:
+            plan_costs(*arguments, first, last, *outputs)
+
+        map_ranges(run, piece.stop - piece.start, 512)
+
+
+def _finish(outputs: _Outputs, layers: Floats, rows: Floats, fidelity: str) -> Floats:
+    """End of the last operation of each stage, (plans, stages)."""
+    forward, backward, scalars = outputs.forward, outputs.backward, outputs.scalars
     used = rows[:, columns.PIPELINE].astype(np.int64)
     microbatches = rows[:, columns.MICROBATCHES].astype(np.int64)
     chunks = rows[:, columns.CHUNKS].astype(np.int64)
-    finish = _finish(forward, backward, scalars, layers, used, microbatches, chunks, fidelity)
-    finish += parts[:, :, 3] + parts[:, :, 4]
-    finish[np.arange(stages) >= used[:, None]] = -1.0
-    slowest = finish.argmax(axis=1)
-    each = np.arange(count)
-    total = finish[each, slowest]
-    busy = parts[each, slowest]
-    time[piece] = total
-    out = shares[piece]
-    out[:, 0] = microbatches * busy[:, 0]
-    out[:, 1] = microbatches * busy[:, 1]
-    out[:, 3] = microbatches * busy[:, 2] + busy[:, 3]
-    out[:, 4] = busy[:, 4]
-    out[:, 2] = total - out[:, 0] - out[:, 1] - out[:, 3] - out[:, 4]
-
-
-def _finish(
-    forward: Floats,
-    backward: Floats,
-    scalars: Floats,
-    layers: Floats,
-    used: NDArray[np.int64],
-    microbatches: NDArray[np.int64],
-    chunks: NDArray[np.int64],
-    fidelity: str,
-) -> Floats:
-    """End of the last operation of each stage, (plans, stages)."""
     count, stages = forward.shape
     if stages == 1:
         return microbatches[:, None] * (forward + backward)
@@ -402,26 +383,15 @@ def screen(
 def _screen_table(tables: Tables, constants: Floats) -> Floats:
     """(plans, SCREEN_COLUMNS): what the closed form needs of each configuration."""
     count, stages = tables.stage_layers.shape
-    outputs = (
-        np.empty((count, stages)),
-        np.empty((count, stages)),
-        np.empty((count, len(columns.SCALARS))),
-        np.empty((count, stages, len(columns.STAGE_PARTS))),
+    outputs = _Outputs.empty(count, stages)
+    memories = (
         np.empty((count, stages, len(columns.MEMORY_PARTS))),
+        np.empty((count, stages)),
+        np.empty(count, dtype=np.int64),
+        np.empty(count),
     )
-    plan_costs(
-        tables.model_rows,
-        tables.hardware_rows,
-        tables.plan_rows,
-        tables.model_index,
-        tables.hardware_index,
-        tables.stage_layers,
-        constants,
-        0,
-        count,
-        *outputs,
-    )
-    forward, backward, scalars, parts, _ = outputs
+    outputs.run(tables, slice(0, count), constants, memories)
+    forward, backward, scalars = outputs.forward, outputs.backward, outputs.scalars
     rows = tables.plan_rows
     used = rows[:, columns.PIPELINE].astype(np.int64)
     each = np.arange(count)
@@ -431,7 +401,7 @@ def _screen_table(tables: Tables, constants: Floats) -> Floats:
     last = end - tables.stage_layers[each, used - 1] * layer
     # One stage carries both ends.
     last = np.where(used == 1, 0.0, last)
-    after = (parts[:, :, 3] + parts[:, :, 4]).max(axis=1)
+    after = (outputs.parts[:, :, 3] + outputs.parts[:, :, 4]).max(axis=1)
     return np.stack(
         [
             layer,

@@ -25,7 +25,7 @@ COLUMNS = (
     "inter_gbit_s_node", "model", "arch", "layers", "hidden", "heads", "kv_heads", "ffn",
     "gated_mlp", "vocab", "seq", "gbs", "mbs", "tp", "pp", "dp", "cp", "ep", "vpp", "zero",
     "seq_parallel", "recompute", "precision", "attention", "pp_partition", "iter_time_s",
-    "usable", "usable_note", "split", "split_group",
+    "usable", "usable_note", "year", "split", "split_group",
 )  # fmt: skip
 """Columns that must be there."""
 
@@ -60,10 +60,10 @@ _FRAMEWORKS = {
     "torchtitan": "torchtitan",
     "DeepSpeed ZeRO-3": "deepspeed-zero3-2021",
     "Megatron-LM": "megatron-lm-2021",
-    "Megatron-DeepSpeed": "megatron-lm-2021",
-    "vTrain ground truth (Megatron-DeepSpeed)": "megatron-lm-2021",
+    "Megatron-DeepSpeed": "megatron-deepspeed-2021",
+    "vTrain ground truth (Megatron-DeepSpeed)": "megatron-lm-2022",
 }
-_RECOMPUTE = {"full": "full", "selective": "selective", "selective-op": "selective"}
+_RECOMPUTE = {"full": "full", "selective": "selective", "selective-op": "operators"}
 
 
 @dataclass(frozen=True)
@@ -225,6 +225,9 @@ def _software(row: dict[str, str]) -> Software:
         raise InvalidInput(
             f"framework must be one of {', '.join(_FRAMEWORKS)}; got {row['framework']!r}"
         )
+    if name == "megatron-lm-2021" and int(row["year"] or 0) >= 2022:
+        # Since 2022 input gradients are summed behind the products of weight gradients.
+        name = "megatron-lm-2022"
     known = software.framework(name)
     # Gradients accumulate in 32 bits where weights are bf16 or fp8, unless fully sharded.
     wide = row["precision"] != "fp16" and int(row["zero"]) < 2

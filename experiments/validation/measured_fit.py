@@ -17,7 +17,7 @@ from dtgym.simulator.errors import InvalidInput
 Floats = NDArray[np.float64]
 
 GROUP = ("source", "model", "gpu", "precision")
-"""Columns that make a configuration group; each group weighs as much as any other."""
+"""Columns that make a configuration group; a group of n rows weighs as much as sqrt(n) rows."""
 
 SOFT_L1 = 0.06
 """Error beyond which a row's pull grows only linearly: above the noise of repeated measurements."""
@@ -55,7 +55,7 @@ def fit(measurements: Measurements, chosen: NDArray[np.bool_], note: str) -> Cal
     target = np.log(measurements.time_s[index])
     keys = [groups(measurements)[i] for i in index]
     sizes = Counter(keys)
-    weight = np.array([sizes[key] ** -0.5 for key in keys])
+    weight = np.array([sizes[key] ** -0.25 for key in keys])
 
     names = list(CONSTANTS)
     free = np.array([i for i, name in enumerate(names) if CONSTANTS[name].fitted])
@@ -99,7 +99,7 @@ def fit(measurements: Measurements, chosen: NDArray[np.bool_], note: str) -> Cal
         "date": datetime.now(UTC).date().isoformat(),
         "in_sample_mape": round(float(error.mean()), 4),
         "in_sample_median": round(float(np.median(error)), 4),
-        "loss": f"soft L1 at {SOFT_L1} on log(predicted / measured), groups of {GROUP} weigh alike",
+        "loss": f"soft L1 at {SOFT_L1} on log(predicted / measured), sqrt(n) per group of n rows",
     }
     values = {name: float(f"{value:.6g}") for name, value in zip(names, found, strict=True)}
     return Calibration(values, provenance)

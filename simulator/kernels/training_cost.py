@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+import numpy as np
 from numba import njit
 
 from dtgym.simulator.kernels import training_columns as c
 
 FLASH_BLOCK = 128.0  # query rows that one thread block of a flash kernel handles
 HOP_SHARE = 0.05  # a further hop between nodes, as a share of the start of a network transfer
+WIDE_OUTPUT = 1.06  # products that add to 32-bit gradients (SimuMax)
 WEIGHT_MATRICES = 12.0  # tensors of a block that a per-tensor gather moves one by one
 
 
@@ -154,6 +156,9 @@ def plan_costs(
     scalars,
     parts,
     memory,
+    memory_total,
+    tight_stage,
+    missing,
 ):
     """Costs of the plans first..last-1.
 
@@ -172,6 +177,9 @@ def plan_costs(
         scalars: (plans, SCALARS) out.
         parts: (plans, stages, STAGE_PARTS) out.
         memory: (plans, stages, MEMORY_PARTS) out.
+        memory_total: (plans, stages) out, the sum of the parts.
+        tight_stage: (plans,) out, the stage with the largest sum.
+        missing: (plans,) out, bytes by which that sum exceeds the device's memory.
     """
     half_mn, half_k = constants[c.C_HALF_MN], constants[c.C_HALF_K]
     hop, start = constants[c.C_PEER_HOP], constants[c.C_NETWORK_START]
@@ -195,8 +203,7 @@ def plan_costs(
         kernel = hardware[c.ATTENTION]
         gradient_bytes = hardware[c.GRADIENT_BYTES]
         contention = constants[c.C_CONTENTION]
-        moving = constants[c.C_ELEMENTWISE_DROPOUT] if dropout > 0 else constants[c.C_ELEMENTWISE]
-        moving /= bandwidth
+        moving = constants[c.C_ELEMENTWISE] / bandwidth
 
         # Per-device shapes.
         tokens = plan[c.MICROBATCH] * length / cp
@@ -216,13 +223,13 @@ def plan_costs(
         f += experts * matmul_s(each, entering, h, rate, bandwidth, half_mn, half_k)
         f += experts * matmul_s(each, h, width, rate, bandwidth, half_mn, half_k)
         b = matmul_s(tokens, h, qkv, rate, bandwidth, half_mn, half_k)
-        b += matmul_s(qkv, h, tokens, rate, bandwidth, half_mn, half_k)
+        b += WIDE_OUTPUT * matmul_s(qkv, h, tokens, rate, bandwidth, half_mn, half_k)
         b += matmul_s(tokens, inner, h, rate, bandwidth, half_mn, half_k)
-        b += matmul_s(h, inner, tokens, rate, bandwidth, half_mn, half_k)
+        b += WIDE_OUTPUT * matmul_s(h, inner, tokens, rate, bandwidth, half_mn, half_k)
         b += experts * matmul_s(each, h, entering, rate, bandwidth, half_mn, half_k)
-        b += experts * matmul_s(entering, h, each, rate, bandwidth, half_mn, half_k)
+        b += experts * WIDE_OUTPUT * matmul_s(entering, h, each, rate, bandwidth, half_mn, half_k)
         b += experts * matmul_s(each, width, h, rate, bandwidth, half_mn, half_k)
-        b += experts * matmul_s(h, width, each, rate, bandwidth, half_mn, half_k)
+        b += experts * WIDE_OUTPUT * matmul_s(h, width, each, rate, bandwidth, half_mn, half_k)
         product_f, product_b = f, b
 
         attention_f, attention_b = attention_s(
@@ -231,19 +238,24 @@ def plan_costs(
             length,
             d,
             kernel,
-            hardware[c.HALF_PEAK] * hardware[c.POWER] ** constants[c.C_POWER],
+            hardware[c.HALF_PEAK],
             half,
             hardware,
             constants,
         )
 
+        if hardware[c.BALANCED_CONTEXT] == 0:
+            # The rank with the last tokens attends to all others; the step waits for it.
+            attention_f *= 2 * cp / (cp + 1)
+            attention_b *= 2 * cp / (cp + 1)
+
         # Element-wise bytes per token: norms and residuals, activation function, layout changes.
         if dropout > 0:
             moved = tokens * (22 * h / norm_split + 4 * qkv + 4 * inner)
         else:
-            moved = tokens * (14 * h / norm_split + 4 * qkv)
+            moved = tokens * (20 * h / norm_split + 4 * qkv)
         moved += routed * (4 + 2 * gated) * width
-        moved_b = 1.4 * moved
+        moved_b = 1.8 * moved
         if hardware[c.PRECISION] >= 2:
             # Inputs of products are read in 16 bits and written in few, straight and transposed.
             moved += 4 * constants[c.C_CAST] * (tokens * (h + inner) + routed * (h + width))
@@ -263,7 +275,12 @@ def plan_costs(
             else:
                 tf = 2 * all_reduce_s(exchange, tp, node, peer, network, hop, begin, switch)
         tb = tf
-        if hardware[c.OVERLAP_TENSOR] > 0:
+        if hardware[c.OVERLAP_TENSOR] == 1:
+            # The sums of input gradients travel behind the products of weight gradients; with
+            # sequence parallelism the gathers before them stay exposed.
+            hidden = tb / 2 if sp > 0 else tb
+            tb += exposed_s(hidden, product_b / 2, 1.0, contention) - hidden
+        elif hardware[c.OVERLAP_TENSOR] == 2:
             tf = exposed_s(tf, product_f, constants[c.C_TENSOR_OVERLAP], 0.0)
             tb = exposed_s(tb, product_b, constants[c.C_TENSOR_OVERLAP], 0.0)
         if cp > 1:
@@ -283,18 +300,19 @@ def plan_costs(
             f += kernels * constants[c.C_BLOCKING]
             b += 2 * kernels * constants[c.C_BLOCKING]
         else:
-            norm = constants[c.C_LAUNCH_NORM]
-            busy, host = f + tf, kernels * constants[c.C_LAUNCH]
-            stretch = (1 + (host / busy) ** norm) ** (1 / norm)
+            # A smooth maximum of host and device time: queues run empty now and then.
+            host = kernels * constants[c.C_LAUNCH]
+            stretch = np.cbrt(1 + (host / (f + tf)) ** 3)
             f, tf = f * stretch, tf * stretch
-            busy, host = b + tb, 2 * kernels * constants[c.C_LAUNCH]
-            stretch = (1 + (host / busy) ** norm) ** (1 / norm)
+            stretch = np.cbrt(1 + (2 * host / (b + tb)) ** 3)
             b, tb = b * stretch, tb * stretch
         if recompute == 2:
             b += f
             tb += tf
         elif recompute == 1 and kernel == 0:
             b += attention_f
+        elif recompute == 3:
+            b += product_f / 2 + moved * moving
 
         # Head and embedding.
         logits = tokens * vocab / tp
@@ -348,6 +366,9 @@ def plan_costs(
         boundary = 2 * tokens * h / norm_split
         if recompute == 2:
             kept = boundary
+        elif recompute == 3:
+            outputs = tokens * (qkv + h) + routed * (entering + h)
+            kept = boundary + 2 * tokens * inner + outputs
         else:
             kept = tokens * h * (8 + masks) / norm_split + 2 * tokens * (qkv + inner)
             kept += routed * (2 * (1 + gated) + 2 + 2 * gated) * width
@@ -361,6 +382,7 @@ def plan_costs(
             if kernel == 0:
                 working += 5 * plan[c.MICROBATCH] * model[c.HEADS] / tp * length * length / cp
 
+        most = -1.0
         for s in range(stages):
             is_first, is_last = s == 0, s == stages - 1
             n = stage_layers[p, s]
@@ -418,15 +440,55 @@ def plan_costs(
             if is_first:
                 stored += min(pending, microbatches) * masks / 2 * tokens * h / norm_split
             if is_last:
-                # Logits in 16 and 32 bits and their gradient, and the final norm's input.
-                stored += 8 * logits + boundary
+                # Logits in 16 bits, in 32 bits, their gradient and a copy; the final norm's input.
+                stored += 12 * logits + boundary
             memory[p, s, 3] = stored
             memory[p, s, 4] = hardware[c.RESERVE]
+            total = memory[p, s, 0] + memory[p, s, 1] + memory[p, s, 2] + memory[p, s, 3]
+            total += memory[p, s, 4]
+            memory_total[p, s] = total
+            if total > most:
+                most = total
+                tight_stage[p] = s
+        missing[p] = max(most - hardware[c.MEMORY_BYTES], 0.0)
         for s in range(stages, forward.shape[1]):
             forward[p, s] = 0.0
             backward[p, s] = 0.0
             parts[p, s, :] = 0.0
             memory[p, s, :] = 0.0
+            memory_total[p, s] = 0.0
+
+
+@njit(cache=True, nogil=True)
+def assemble(finish, parts, plan_rows, first, last, time, shares):
+    """Step time of plans first..last-1 from the ends of their stages, and where it goes.
+
+    Args:
+        finish: (plans, stages) end of each stage's last operation, s.
+        parts: (plans, stages, STAGE_PARTS).
+        plan_rows: (plans, PLAN_COLUMNS).
+        first: First plan.
+        last: Behind the last plan.
+        time: (plans,) out, s.
+        shares: (plans, 5) out: compute, tensor, bubble, data, optimizer, s.
+    """
+    for p in range(first, last):
+        slowest, total = 0, -1.0
+        for s in range(int(plan_rows[p, c.PIPELINE])):
+            end = finish[p, s] + parts[p, s, 3] + parts[p, s, 4]
+            if end > total:
+                slowest, total = s, end
+        microbatches = plan_rows[p, c.MICROBATCHES]
+        compute = microbatches * parts[p, slowest, 0]
+        tensor = microbatches * parts[p, slowest, 1]
+        data = microbatches * parts[p, slowest, 2] + parts[p, slowest, 3]
+        update = parts[p, slowest, 4]
+        time[p] = total
+        shares[p, 0] = compute
+        shares[p, 1] = tensor
+        shares[p, 2] = max(total - compute - tensor - data - update, 0.0)
+        shares[p, 3] = data
+        shares[p, 4] = update
 
 
 @njit(cache=True, nogil=True)
