@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -249,7 +249,7 @@ def _with_absolute_paths(spec: RunSpec) -> RunSpec:
 
 
 @contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
+def _environment(variables: dict[str, str]) -> Generator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -263,7 +263,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _progress(specs: Sequence[RunSpec]) -> Iterator[Callable[[RunSpec, float], None]]:
+def _progress(specs: Sequence[RunSpec]) -> Generator[Callable[[RunSpec, float], None]]:
     """A bar for all runs and one for each that is under way; silent when not on a terminal."""
     console = Console(stderr=True)
     columns = (

@@ -14,7 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 
-import dtgym.envs  # noqa: F401  registers the environments' ids
+import dtgym.envs
 from dtgym import agents
 from dtgym.baselines.method import Method
 from dtgym.simulator.errors import InvalidInput
@@ -25,6 +25,9 @@ BASELINES = {
     "cluster_scheduling": "dtgym.baselines.scheduling",
 }
 """Package of an environment's entry point -> package of the baselines for it."""
+
+# A no-op that says why the import is needed: it registers the ids.
+gym.register_envs(dtgym.envs)
 
 
 def build(name: str, env_id: str, options: Mapping[str, Any] | None = None) -> Method:

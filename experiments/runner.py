@@ -135,7 +135,7 @@ class RunSpec:
             InvalidInput: Anything in the specification that does not exist or does not fit.
         """
         assert self.config
-        test_episodes(self.loaded_suite, self.seed, self.episodes)
+        unseen_episodes(self.loaded_suite, self.seed, self.episodes)
 
     @property
     def is_finished(self) -> bool:
@@ -178,7 +178,7 @@ def run(spec: RunSpec, *, resume: bool = False, report: Report | None = None) ->
         shutil.rmtree(folder)
     write_json(folder / "config.json", {**spec.config, "seed": spec.seed})
     suite = spec.loaded_suite
-    tests = test_episodes(suite, spec.seed, spec.episodes)
+    tests = unseen_episodes(suite, spec.seed, spec.episodes)
     method = methods.build(spec.method, suite.env_id, spec.options)
     player = Player(suite.env_id, method)
     with RunLog(folder) as log:
@@ -251,7 +251,7 @@ def result(spec: RunSpec) -> dict[str, Any]:
     return read_json(spec.folder / RESULT)
 
 
-def test_episodes(suite: Suite, run_seed: int, count: int) -> list[tuple[Instance, int]]:
+def unseen_episodes(suite: Suite, run_seed: int, count: int) -> list[tuple[Instance, int]]:
     """The test episodes of a run: `count` seeds of every test instance.
 
     Raises:

@@ -19,6 +19,9 @@ Agents add SB3's ``train/*``. `progress.csv` is in long form (evaluations, tag, 
 wall times, so that it has the same bytes every time.
 """
 
+# Message classes are made when the protobuf modules are imported; no checker can see them.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import csv
