@@ -1,0 +1,95 @@
+"""Table D0 in small: what is in it, what data it learns from, and that it is the engine's."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from dtgym.baselines.scheduling import COMPILED
+from dtgym.experiments import scheduling_table, table_files
+from dtgym.experiments.scheduling_table import PolicyRow, schedulers
+from dtgym.simulator import cluster
+from dtgym.simulator.errors import InvalidInput
+
+SMALL = {"loads": [0.9], "seeds": 2, "jobs": 60}
+
+
+def test_every_compiled_policy_has_a_row_and_fifo_is_the_engines(tmp_path):
+    rows = schedulers(suites=["generated"], per_job_folder=str(tmp_path), **SMALL)
+    assert {row.policy.split(" ")[0] for row in rows} == set(COMPILED) - {"lucid-like", "muri-like"}
+    fifo = next(row for row in rows if row.policy == "fifo")
+    assert fifo.jct_over_fifo == 1 and fifo.seeds == 2
+    means = []
+    for seed in range(2):
+        case = scheduling_table.SUITES["generated"](None, seed, 0.9, 60)
+        outcome = cluster.simulate(case.jobs, case.cluster, "fifo", placement="consolidate")
+        means.append(outcome.jct_s.mean())
+        assert case.jobs.against(case.cluster.gpus).offered_load == pytest.approx(0.9)
+    assert fifo.jct_mean_s == pytest.approx(np.mean(means))
+    assert fifo.jct_low_s <= fifo.jct_mean_s <= fifo.jct_high_s
+    with (tmp_path / "generated-0.9-fifo.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 60
+
+
+def test_multi_resource_rows_and_python_policies():
+    rows = schedulers(
+        suites=["multi_resource"],
+        policies=["fifo-skip", "muri-like"],
+        slow_policies=["fifo-skip"],
+        slow_seeds=1,
+        **SMALL,
+    )
+    assert [row.policy for row in rows] == ["fifo-skip", "muri-like", "fifo-skip (python)"]
+    assert all(0 < row.effective_cpu_busy < 1 for row in rows)
+    assert rows[2].seeds == 1 and rows[2].decision_p99_ms > 0
+    assert np.isnan(rows[0].decision_p99_ms)
+
+
+def test_estimates_differ_from_the_truth_by_the_stated_error():
+    jobs = scheduling_table.SUITES["generated"](None, 3, 0.9, 2000).jobs
+    assert jobs.estimate_s is not None
+    error = np.log(jobs.estimate_s / jobs.duration_s)
+    assert error.std() == pytest.approx(scheduling_table.ESTIMATE_SIGMA, rel=0.05)
+    assert "estimate_s" in jobs.synthetic
+
+
+def test_refuses_unknown_names_and_an_empty_table(tmp_path, monkeypatch):
+    with pytest.raises(InvalidInput, match="suites must be one of g1"):
+        schedulers(suites=["mars"])
+    with pytest.raises(InvalidInput, match="policies must be one of"):
+        schedulers(policies=["magic"])
+    with pytest.raises(InvalidInput, match="no suite is left"):
+        schedulers(suites=["g1"], data=str(tmp_path), **SMALL)
+
+
+def test_every_column_is_defined():
+    text = PolicyRow.__doc__ or ""
+    for field in fields(PolicyRow):
+        assert f"{field.name}:" in text
+
+
+def test_the_shipped_table_loads():
+    table = table_files.load("D0")
+    assert table.report.endswith("scheduling_table:schedulers")
+
+
+def test_real_suites_keep_training_and_test_apart(shared):
+    folder = scheduling_table.trace_folder(str(shared))
+    assert folder is not None
+    table = scheduling_table._read(folder / "philly_82k.csv.gz")
+    for seed in range(3):
+        later = scheduling_table.SUITES["philly_later"](folder, seed, 0.9, 100).jobs
+        unseen = scheduling_table.SUITES["philly_unseen"](folder, seed, 0.9, 100).jobs
+        name = scheduling_table.SEEN_CLUSTERS[seed]
+        assert set(later.vc.tolist()) == {name}
+        assert set(unseen.vc.tolist()) == {scheduling_table.UNSEEN_CLUSTERS[seed]}
+        mine = table.select(table.vc == name)
+        border = np.sort(mine.submit_s)[int(0.7 * len(mine))]
+        original = table.submit_s[np.isin(table.job_id, later.job_id)]
+        assert original.min() >= border
+    assert not set(scheduling_table.SEEN_CLUSTERS) & set(scheduling_table.UNSEEN_CLUSTERS)
+    rows = schedulers(suites=["g1"], policies=["fifo", "srtf"], data=str(shared), **SMALL)
+    assert rows[1].jct_mean_s < rows[0].jct_mean_s
