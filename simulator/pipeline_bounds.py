@@ -161,7 +161,7 @@ def lower_bound_s(
 
     Example:
         >>> lower_bound_s([[1.0, 1.0]], [[2.0, 2.0]], [[1.0]], [[1.0]], 4).tolist()
-        [20.0]
+        [18.0]
     """
     times, used = _times(forward_s, backward_s, activation_s, gradient_s, stages, dtype)
     microbatches = _counts("num_microbatches", num_microbatches, len(used))

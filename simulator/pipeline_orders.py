@@ -93,7 +93,7 @@ def operations(
     Example:
         >>> order = operations("1f1b", 2, 2, (1, 0))
         >>> ["FBW"[k] + f"{s}{m}" for k, s, m in zip(order.kind, order.stage, order.microbatch)]
-        ['F00', 'F01', 'F10', 'B10', 'B00', 'F11', 'B11', 'B01']
+        ['F00', 'F01', 'F10', 'B10', 'F11', 'B11', 'B00', 'B01']
     """
     if schedule == "interleaved" and microbatches % stages:
         raise InvalidInput(

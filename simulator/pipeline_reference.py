@@ -23,7 +23,7 @@ def iteration_time_s(
 
     Example:
         >>> iteration_time_s([1.0, 1.0], [2.0, 2.0], [1.0], [1.0], 4)
-        20.0
+        19.0
     """
     last = len(forward_s) - 1
     free = [0.0] * (last + 1)

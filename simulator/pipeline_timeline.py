@@ -210,17 +210,22 @@ def timeline(
             if overlap != "overlapped":
                 free[stage] = end + travel[int(kind)][sent]
         spans[i] = start, end, free[stage]
-    columns = list(zip(*messages, strict=True)) or [()] * 6
+    columns = np.array(messages, dtype=np.float64).reshape(-1, 6).T
+    whole = columns[:4].astype(np.int64)
     return Timeline(
-        order.kind,
-        order.stage,
-        order.chunk,
-        order.microbatch,
-        spans[:, 0],
-        spans[:, 1],
-        spans[:, 2],
-        *(np.array(column, dtype=np.int64) for column in columns[:4]),
-        *(np.array(column, dtype=np.float64) for column in columns[4:]),
+        kind=order.kind,
+        stage=order.stage,
+        chunk=order.chunk,
+        microbatch=order.microbatch,
+        start_s=spans[:, 0],
+        end_s=spans[:, 1],
+        busy_end_s=spans[:, 2],
+        message_kind=whole[0],
+        message_source=whole[1],
+        message_target=whole[2],
+        message_microbatch=whole[3],
+        message_start_s=columns[4],
+        message_end_s=columns[5],
     )
 
 

@@ -38,7 +38,7 @@ def map_ranges(
         >>> sum(map_ranges(lambda first, last: last - first, 1000, 10))
         1000
     """
-    threads = int(config.NUMBA_NUM_THREADS) if threads is None else threads
+    threads = int(config.NUMBA_NUM_THREADS)  # pyright: ignore[reportAttributeAccessIssue] if threads is None else threads
     pieces = min(threads * PIECES_PER_THREAD, count // max(minimum, 1))
     if threads == 1 or pieces < 2:
         return [call(0, count)]

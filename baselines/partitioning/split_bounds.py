@@ -7,12 +7,24 @@ all its backwards to do. Transfers count at the cheapest wire, warm-up at the de
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 @njit(cache=True, nogil=True)
-def _first_start(work, stages, layers, share_s, starts):
+def _first_start(
+    work: Floats,
+    stages: int,
+    layers: int,
+    share_s: float,
+    starts: Integers,
+) -> bool:
     """Smallest first layer of each stage's tail that fits `share_s` per stage; whether 0 does."""
     limit = layers
     for s in range(stages - 1, -1, -1):
@@ -27,7 +39,16 @@ def _first_start(work, stages, layers, share_s, starts):
 
 
 @njit(cache=True, nogil=True)
-def bottleneck(work, stages, layers, microbatches, first, last, bound_s, split):
+def bottleneck(
+    work: Floats,
+    stages: int,
+    layers: int,
+    microbatches: Integers,
+    first: int,
+    last: int,
+    bound_s: Floats,
+    split: Integers,
+) -> None:
     """Least time of the busiest stage over all splits, per shape, and the split that has it.
 
     Args:
@@ -66,8 +87,16 @@ def bottleneck(work, stages, layers, microbatches, first, last, bound_s, split):
 
 @njit(cache=True, nogil=True)
 def promising_splits(
-    forward, backward, transfer_s, stages, layers, microbatches, deepest, limit_s, splits
-):
+    forward: Floats,
+    backward: Floats,
+    transfer_s: Floats,
+    stages: int,
+    layers: int,
+    microbatches: int,
+    deepest: Integers,
+    limit_s: float,
+    splits: Integers,
+) -> int:
     """Writes every split that may take less than `limit_s`; returns how many there are.
 
     Args:

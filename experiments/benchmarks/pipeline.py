@@ -26,7 +26,8 @@ def run() -> dict[str, Any]:
     backward_s = 2 * generator.uniform(1, 3, (PLANS, STAGES))
     activation_s, gradient_s = generator.uniform(0, 1, (2, PLANS, STAGES - 1))
     times = (forward_s, backward_s, activation_s, gradient_s)
-    narrow = tuple(time.astype(np.float32) for time in times)
+    forward32, backward32 = forward_s.astype(np.float32), backward_s.astype(np.float32)
+    narrow = (forward32, backward32, activation_s.astype("f4"), gradient_s.astype("f4"))
     extra = generator.integers(0, 4, (16, STAGES)).cumsum(axis=1)[:, ::-1] // 4
     warmup = np.arange(STAGES - 1, -1, -1) + extra[generator.integers(0, 16, PLANS)]
 

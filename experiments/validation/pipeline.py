@@ -35,14 +35,16 @@ def validate(data: Path | None) -> Report:
     for number, case in enumerate(document["cases"]):
         where = f"{source}: cases[{number}]"
         try:
-            times = [np.atleast_2d(np.asarray(case[name], dtype=float)) for name in DURATIONS]
+            fwd, bwd, act, grad = (
+                np.atleast_2d(np.asarray(case[name], dtype=float)) for name in DURATIONS
+            )
             microbatches = int(case["micro_batches"])
             golden = {name: np.asarray(case[name], dtype=float) for name in QUANTITIES}
             depths = np.asarray(case["warmup_depth"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"{where}: not a schedule case: {error!r}") from error
         for name, compute in QUANTITIES.items():
-            found = np.asarray(compute(times, microbatches, depths)).squeeze()
+            found = np.asarray(compute((fwd, bwd, act, grad), microbatches, depths)).squeeze()
             expected = golden[name].squeeze()
             if found.shape != expected.shape:
                 raise InvalidInput(f"{where}: {name} must have shape {found.shape}")
@@ -67,7 +69,8 @@ def validate(data: Path | None) -> Report:
     )
 
 
-Compute = Callable[[list[Any], int, Any], Any]
+Times = tuple[Any, Any, Any, Any]
+Compute = Callable[[Times, int, Any], Any]
 
 QUANTITIES: Mapping[str, Compute] = {
     "gpipe_overlapped": lambda t, m, w: pipeline.iteration_time_s(*t, m, schedule="gpipe"),

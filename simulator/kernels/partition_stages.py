@@ -8,8 +8,14 @@ array that a Numba function takes costs compile time.
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Integers: TypeAlias = NDArray[np.integer[Any]]
 
 FEASIBLE = 0
 LAYERS = 1
@@ -56,38 +62,38 @@ OUT_USD_PER_S, OUT_TRAFFIC = range(2)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def stage_costs(
-    times,
-    amounts,
-    largest_bytes,
-    tensor_index,
-    sample_low,
-    sample_part,
-    clusters,
-    wan,
-    global_batch,
-    instance,
-    stages,
-    cluster,
-    gpus,
-    tp,
-    bound,
-    microbatch,
-    wire,
-    warmup,
-    recompute,
-    zero,
-    spread,
-    settings,
-    wire_bytes,
-    first,
-    last,
-    out,
-    borders,
-    money,
-    microbatches,
-    reason,
-    reason_stage,
-):
+    times: Floats,
+    amounts: Floats,
+    largest_bytes: Floats,
+    tensor_index: Integers,
+    sample_low: Integers,
+    sample_part: Floats,
+    clusters: Floats,
+    wan: Floats,
+    global_batch: Integers,
+    instance: Integers,
+    stages: Integers,
+    cluster: Integers,
+    gpus: Integers,
+    tp: Integers,
+    bound: Integers,
+    microbatch: Integers,
+    wire: Integers,
+    warmup: Integers,
+    recompute: Integers,
+    zero: Integers,
+    spread: Integers,
+    settings: Floats,
+    wire_bytes: Floats,
+    first: int,
+    last: int,
+    out: Floats,
+    borders: Floats,
+    money: Floats,
+    microbatches: Integers,
+    reason: Integers,
+    reason_stage: Integers,
+) -> None:
     """Fills the costs of plans `first` to `last` - 1.
 
     Args:
@@ -456,7 +462,16 @@ def stage_costs(
 
 
 @njit(cache=True, nogil=True)
-def total_time(stages, finish_s, synchronise_s, update_s, barrier, first, last, time_s):
+def total_time(
+    stages: Integers,
+    finish_s: Floats,
+    synchronise_s: Floats,
+    update_s: Floats,
+    barrier: bool,
+    first: int,
+    last: int,
+    time_s: Floats,
+) -> None:
     """Iteration time of plans `first` to `last` - 1 from the end of each stage's last backward."""
     for plan in range(first, last):
         latest = 0.0

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
+import numpy as np
 from numba import njit
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Integers: TypeAlias = NDArray[np.integer[Any]]
 
 
 @njit(cache=True, nogil=True)
 def closed_form(
-    forward_s, backward_s, activation_s, gradient_s, stages, microbatches, first, last, time_s
-):
+    forward_s: Floats,
+    backward_s: Floats,
+    activation_s: Floats,
+    gradient_s: Floats,
+    stages: Integers,
+    microbatches: Integers,
+    first: int,
+    last: int,
+    time_s: Floats,
+) -> None:
     """`(M - 1) max(f + b) + sum(f + b) + sum(a + g)` of plans `first` to `last` - 1."""
     for plan in range(first, last):
         slowest = forward_s[plan, 0] + backward_s[plan, 0]
@@ -21,7 +36,17 @@ def closed_form(
 
 
 @njit(cache=True, nogil=True)
-def period(forward_s, backward_s, activation_s, gradient_s, stages, warmup, first, last, period_s):
+def period(
+    forward_s: Floats,
+    backward_s: Floats,
+    activation_s: Floats,
+    gradient_s: Floats,
+    stages: Integers,
+    warmup: Integers,
+    first: int,
+    last: int,
+    period_s: Floats,
+) -> None:
     """Largest cycle mean of plans `first` to `last` - 1 (stages, links, windows of stages)."""
     for plan in range(first, last):
         longest = forward_s[plan, 0] * 0
@@ -40,17 +65,17 @@ def period(forward_s, backward_s, activation_s, gradient_s, stages, warmup, firs
 
 @njit(cache=True, nogil=True)
 def lower_bound(
-    forward_s,
-    backward_s,
-    activation_s,
-    gradient_s,
-    stages,
-    microbatches,
-    warmup,
-    first,
-    last,
-    bound_s,
-):
+    forward_s: Floats,
+    backward_s: Floats,
+    activation_s: Floats,
+    gradient_s: Floats,
+    stages: Integers,
+    microbatches: Integers,
+    warmup: Integers,
+    first: int,
+    last: int,
+    bound_s: Floats,
+) -> None:
     """A time that no plan of `first` to `last` - 1 can beat: its longest window of rounds."""
     for plan in range(first, last):
         count = microbatches[plan]
@@ -76,10 +101,12 @@ def lower_bound(
                 )
                 depth = warmup[plan, j]
                 stride = warmup[plan, s] - depth + 1
-                rounds = (count - 1 - depth) // stride + 1
-                done = (rounds - 1) * stride
-                rest = (count - 1 - done) * b + max(0, count - 1 - warmup[plan, s] - done) * f
-                best = max(best, outer + depth * f + rounds * window + rest)
+                # Either as many rounds as there are, or one and then the stage's own work.
+                most = (count - 1 - depth) // stride + 1
+                for rounds in (1, most):
+                    done = (rounds - 1) * stride
+                    rest = (count - 1 - done) * b + max(0, count - 1 - warmup[plan, s] - done) * f
+                    best = max(best, outer + depth * f + rounds * window + rest)
             if s < stages[plan] - 1:
                 inner = outer + f + b
                 outer = inner + activation_s[plan, s] + gradient_s[plan, s]

@@ -15,13 +15,17 @@ Everything lives in this one file because Numba's on-disk cache does not see cha
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+Integers: TypeAlias = NDArray[np.integer[Any]]
 
 ROW_BYTES = 256
 """Bytes of one row of lanes: 32 plans in float64, 64 in float32 (fastest of 64 to 512 bytes)."""
@@ -56,8 +60,7 @@ def _later(builder: Any, first: Any, second: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-@intrinsic
-def _advance(
+def _type_advance(
     typing_context: Any, scratch: Any, out: Any, left: Any, right: Any, duration: Any
 ) -> Any:
     """`scratch[out] = max(scratch[left], scratch[right]) + scratch[duration]`, by whole rows.
@@ -76,8 +79,7 @@ def _advance(
     return signature, generate
 
 
-@intrinsic
-def _work_and_send(
+def _type_work_and_send(
     typing_context: Any,
     scratch: Any,
     clock: Any,
@@ -106,23 +108,27 @@ def _work_and_send(
     return signature, generate
 
 
+_advance: Any = intrinsic(_type_advance)
+_work_and_send: Any = intrinsic(_type_work_and_send)
+
+
 @njit(cache=True, nogil=True)
 def one_forward_one_backward(
-    forward_s,
-    backward_s,
-    activation_s,
-    gradient_s,
-    order,
-    block_start,
-    block_stages,
-    block_microbatches,
-    block_warmup,
-    rule,
-    first_block,
-    last_block,
-    finish_s,
-    time_s,
-):
+    forward_s: Floats,
+    backward_s: Floats,
+    activation_s: Floats,
+    gradient_s: Floats,
+    order: Integers,
+    block_start: Integers,
+    block_stages: Integers,
+    block_microbatches: Integers,
+    block_warmup: Integers,
+    rule: int,
+    first_block: int,
+    last_block: int,
+    finish_s: Floats,
+    time_s: Floats,
+) -> bool:
     """Runs blocks of plans through 1F1B with any warm-up depth (GPipe is the deepest).
 
     Step k does forward `k + warmup[s]` of every stage, then backward `k` from the last stage to the
@@ -305,17 +311,17 @@ def one_forward_one_backward(
 
 @njit(cache=True, nogil=True)
 def run_program(
-    durations_s,
-    program,
-    clock_rows,
-    rows,
-    order,
-    block_start,
-    first_block,
-    last_block,
-    finish_s,
-    time_s,
-):
+    durations_s: Floats,
+    program: Integers,
+    clock_rows: Integers,
+    rows: int,
+    order: Integers,
+    block_start: Integers,
+    first_block: int,
+    last_block: int,
+    finish_s: Floats,
+    time_s: Floats,
+) -> bool:
     """Runs blocks of plans through any schedule given as a list of row instructions.
 
     Args:
