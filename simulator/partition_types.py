@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from dtgym.simulator import pipeline
 from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
 from dtgym.simulator.kernels.partition_stages import CLUSTER_COLUMNS
+from dtgym.simulator.pipeline_groups import for_kernel
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
@@ -97,7 +98,7 @@ class CostTables:
             "largest_activation_bytes": (rows, sizes),
             "output_elements": (rows, borders),
         }.items():
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            array = for_kernel(getattr(self, name), np.float64)
             if name == "update_s" and array.ndim == 3:
                 array = np.repeat(array[:, :, None], self.samples.size, axis=2)
             if array.shape != shape:
@@ -257,7 +258,7 @@ class Problem:
             _set(self, "network_bytes_per_s", whole)
         for name in ("row", "global_batch", "nodes", "gpus_per_node"):
             numbers = pipeline.whole(f"Problem.{name}", getattr(self, name), -1)
-            _set(self, name, np.ascontiguousarray(numbers, dtype=np.int32))
+            _set(self, name, for_kernel(numbers, np.int32))
         if self.row.ndim != 2:
             raise InvalidInput(f"Problem.row must have shape (instances, clusters), got {self.row}")
         instances, clusters = self.row.shape
@@ -272,7 +273,7 @@ class Problem:
                 raise InvalidInput(f"Problem.{name} must have shape {pair}")
         for name in _CLUSTER_FIELDS + _PAIR_FIELDS:
             shape = pair if name in _CLUSTER_FIELDS else square
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            array = for_kernel(getattr(self, name), np.float64)
             if array.shape != shape:
                 raise InvalidInput(f"Problem.{name} must have shape {shape}, got {array.shape}")
             used = array[self.row >= 0] if name in _CLUSTER_FIELDS else array
@@ -360,7 +361,7 @@ class Plans:
             array = np.asarray(value)
             if array.size and array.dtype.kind not in "iub":
                 raise InvalidInput(f"Plans.{entry.name} must be integers, got {array.dtype}")
-            _set(self, entry.name, np.ascontiguousarray(array, dtype=np.int32))
+            _set(self, entry.name, for_kernel(array, np.int32))
         if self.cluster.ndim != 2 or self.cluster.shape[1] < 1:
             raise InvalidInput(
                 f"Plans.cluster must have shape (plans, stages), got {self.cluster.shape}"

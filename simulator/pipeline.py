@@ -36,7 +36,7 @@ from numpy.typing import ArrayLike, NDArray
 from dtgym.simulator.errors import InvalidInput, above, at_least, one_of
 from dtgym.simulator.kernels import pipeline_recurrence as kernels
 from dtgym.simulator.pipeline_bounds import closed_form_s, lower_bound_s, period_form_s, period_s
-from dtgym.simulator.pipeline_groups import Groups, cut_into_blocks, group_by_shape
+from dtgym.simulator.pipeline_groups import Groups, cut_into_blocks, for_kernel, group_by_shape
 from dtgym.simulator.pipeline_orders import SCHEDULES, in_flight, standard_warmup
 from dtgym.simulator.pipeline_program import compile_program
 from dtgym.simulator.threads import map_ranges
@@ -359,7 +359,7 @@ def counts(field: str, value: ArrayLike, plans: int, maximum: int | None) -> Int
 
 def _array(field: str, value: ArrayLike, kind: np.dtype[Any]) -> Floats:
     try:
-        return np.ascontiguousarray(value, dtype=kind)
+        return for_kernel(value, kind)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{field} must be an array of numbers (in s): {error}") from error
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dtgym.simulator.errors import InvalidInput, at_least, one_of
 from dtgym.simulator.kernels import pipeline_closed_form as kernels
+from dtgym.simulator.pipeline_groups import for_kernel
 from dtgym.simulator.threads import map_ranges
 
 Floats = NDArray[np.floating[Any]]
@@ -168,7 +169,7 @@ def lower_bound_s(
     depths = np.minimum(
         _depths(warmup, used, times[0].shape[1]), (microbatches - 1)[:, None], dtype=np.int64
     )
-    return _fill(kernels.lower_bound, *times, used, microbatches, np.ascontiguousarray(depths))
+    return _fill(kernels.lower_bound, *times, used, microbatches, for_kernel(depths, np.int64))
 
 
 def _fill(kernel: Callable[..., None], forward: Floats, *arguments: Any) -> Floats:
@@ -192,7 +193,7 @@ def _times(
     kind = np.dtype(one_of("dtype", dtype, ("float64", "float32")))
     names = ("forward_s", "backward_s", "activation_s", "gradient_s")
     given = (forward_s, backward_s, activation_s, gradient_s)
-    arrays = tuple(np.ascontiguousarray(value, dtype=kind) for value in given)
+    arrays = tuple(for_kernel(value, kind) for value in given)
     plans, width = arrays[0].shape if arrays[0].ndim == 2 else (-1, 0)
     if width < 1:
         raise InvalidInput(
@@ -212,7 +213,7 @@ def _counts(field: str, value: ArrayLike, plans: int) -> Integers:
     counts = at_least(field, value, 1).astype(np.int64)
     if counts.shape not in ((), (plans,)):
         raise InvalidInput(f"{field} must be one number or shape ({plans},), got {counts.shape}")
-    return np.ascontiguousarray(np.broadcast_to(counts, (plans,)))
+    return for_kernel(np.broadcast_to(counts, (plans,)), np.int64)
 
 
 def _depths(warmup: ArrayLike | None, stages: Integers, width: int) -> Integers:
@@ -224,4 +225,4 @@ def _depths(warmup: ArrayLike | None, stages: Integers, width: int) -> Integers:
             raise InvalidInput(
                 f"warmup must have shape ({width},) or ({stages.size}, {width}), got {depths.shape}"
             )
-    return np.ascontiguousarray(np.broadcast_to(depths, (stages.size, width)))
+    return for_kernel(np.broadcast_to(depths, (stages.size, width)), np.int64)

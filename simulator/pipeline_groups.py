@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 Integers = NDArray[np.int64]
+
+
+def for_kernel(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
+    """Returns `value` contiguous and writable, copied where it is not.
+
+    Numba compiles a kernel anew for read-only arrays, such as broadcast views: that costs seconds.
+    """
+    return np.require(value, dtype, ("C_CONTIGUOUS", "WRITEABLE"))
 
 
 @dataclass(frozen=True)
