@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,28 @@ class ReportFile(Document):
     arguments: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
+    def function(self, *, source: str) -> Callable[..., Sequence[Any]]:
+        """The function itself; `source` names the table in messages.
+
+        Raises:
+            InvalidInput: There is no such function.
+        """
+        module, _, attribute = self.report.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as error:
+            raise InvalidInput(f"{source}: report {self.report}: {error}") from error
+
+    def with_seeds(self, seeds: int, *, source: str) -> ReportFile:
+        """The same report with another number of seeds, where its function has such an argument.
+
+        Raises:
+            InvalidInput: It has none.
+        """
+        if "seeds" not in inspect.signature(self.function(source=source)).parameters:
+            raise InvalidInput(f"--seeds: table {source} has no run seeds")
+        return self.model_copy(update={"arguments": {**self.arguments, "seeds": seeds}})
+
 
 def make(name: str, report: ReportFile, folder: Path, *, command: str) -> str:
     """Computes a report and writes ``table.csv``, ``table.md`` and ``manifest.json``.
@@ -52,12 +74,10 @@ def make(name: str, report: ReportFile, folder: Path, *, command: str) -> str:
     Raises:
         InvalidInput: There is no such function, or it refuses the arguments.
     """
-    module, _, attribute = report.report.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
-        rows: Sequence[Any] = function(**report.arguments)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise InvalidInput(f"tables/{name}.yaml: report {report.report}: {error}") from error
+        rows = report.function(source=name)(**report.arguments)
+    except TypeError as error:
+        raise InvalidInput(f"{name}: report {report.report}: {error}") from error
     columns = [field.name for field in fields(rows[0])]
     text = markdown(report, columns, rows)
     write_atomic(folder / "table.csv", csv_text(columns, [asdict(row) for row in rows]))

@@ -66,6 +66,8 @@ def reproduce(
         raise InvalidInput(f"--seeds must be at least 1, got {seeds}")
     command = f"python scripts/reproduce.py {name}" + (f" --seeds {seeds}" if seeds else "")
     if isinstance(table, ReportFile):
+        if seeds is not None:
+            table = table.with_seeds(seeds, source=name)
         return reports.make(folder.name, table, folder, command=command)
     runs = folder / "runs" if table.keeps_runs else results / "runs"
     specs = table.specs(runs, seeds=seeds)
@@ -74,12 +76,12 @@ def reproduce(
     if table.keeps_runs and not resume and runs.exists():
         # Runs of an older version of the table would lie in its charts.
         shutil.rmtree(runs)
+    tensorboard.write_layout(runs)
     failures = engines.carry_out(
         specs, engine=engine, workers=workers, address=address, resume=resume
     )
     if failures:
         return failures
-    tensorboard.write_layout(runs)
     result = tables.collect(folder.name, table, specs)
     tables.write(result, specs, folder, command=command)
     plots.comparison(result, specs, folder / "figure.png")

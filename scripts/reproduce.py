@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dtgym.experiments import cli, reproduce, table_files
 from dtgym.experiments.tables import TableResult
+from dtgym.simulator.errors import InvalidInput
 
 WIDTH_OF_FILES = 120
 """Columns of a table that is printed into a file or a pipe."""
@@ -27,7 +28,7 @@ class Arguments:
     table: Annotated[str, tyro.conf.Positional]
     """Name of a table (see experiments/tables/), path of a YAML file, or `all`."""
     seeds: int | None = None
-    """Run seeds 0 .. seeds - 1 for every row; the table's own number without it."""
+    """Run seeds 0 .. seeds - 1 for every row; the table's own number without it, and for `all`."""
     engine: str = "local"
     """local: worker processes on this machine. ray: a Ray cluster (extra dtgym[cluster])."""
     workers: int = os.cpu_count() or 1
@@ -47,6 +48,8 @@ def main(arguments: Arguments) -> int:
         console = Console(width=WIDTH_OF_FILES)
     names = [arguments.table]
     if arguments.table == "all":
+        if arguments.seeds is not None:
+            raise InvalidInput("--seeds belongs to one table, not to `all`")
         names = [name for name in table_files.names() if name != "demo"]
     code = cli.EXIT_GOOD
     for name in names:

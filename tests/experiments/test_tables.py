@@ -196,6 +196,17 @@ def test_a_report_is_computed_and_explained(tmp_path: Path) -> None:
     assert manifest["arguments"]["models"] == ["vgg16"]
 
 
+def test_seeds_are_refused_where_a_report_has_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="--seeds: table tuning_regret has no run seeds"):
+        reproduce.reproduce("tuning_regret", results=tmp_path, seeds=2)
+    source = "tests"
+    report = ReportFile(title="x", report="random:Random", arguments={})
+    with pytest.raises(InvalidInput, match="--seeds"):
+        report.with_seeds(3, source=source)
+    report = ReportFile(title="x", report="toy_report:rows", arguments={"start": 5})
+    assert report.with_seeds(3, source=source).arguments == {"start": 5, "seeds": 3}
+
+
 def test_a_report_that_does_not_exist_is_named(tmp_path: Path) -> None:
     for report, message in (
         ("dtgym.experiments.tuning_regret:nothing", "has no attribute 'nothing'"),
