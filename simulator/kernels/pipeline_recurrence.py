@@ -108,7 +108,26 @@ def _type_work_and_send(
     return signature, generate
 
 
+def _type_is_bad(typing_context: Any, scratch: Any, row: Any) -> Any:
+    """Whether any lane of a row is negative, infinite or not a number."""
+    signature = types.boolean(scratch, types.int64)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        load, _ = _rows(context, builder, signature.args[0], arguments[0])
+        value = load(arguments[1])
+        zero = ir.Constant(value.type, [0.0] * value.type.count)
+        infinity = ir.Constant(value.type, [float("inf")] * value.type.count)
+        good = builder.and_(
+            builder.fcmp_ordered(">=", value, zero), builder.fcmp_ordered("<", value, infinity)
+        )
+        lanes = ir.IntType(value.type.count)
+        return builder.icmp_unsigned("!=", builder.bitcast(good, lanes), ir.Constant(lanes, -1))
+
+    return signature, generate
+
+
 _advance: Any = intrinsic(_type_advance)
+_is_bad: Any = intrinsic(_type_is_bad)
 _work_and_send: Any = intrinsic(_type_work_and_send)
 
 
@@ -190,20 +209,21 @@ def one_forward_one_backward(
             scratch = np.zeros(used, forward_s.dtype)
         for lane in range(lanes):
             plan = order[begin + (lane if lane < count else 0)]
+            here = lane
             for s in range(stages):
-                here = s * lanes + lane
-                f = forward_s[plan, s]
-                b = backward_s[plan, s]
-                bad |= not (0.0 <= f < np.inf and 0.0 <= b < np.inf)
-                scratch[here] = f
-                scratch[backward_at + here] = b
+                scratch[here] = forward_s[plan, s]
+                scratch[backward_at + here] = backward_s[plan, s]
+                here += lanes
+            here = lane
             for s in range(last):
-                here = s * lanes + lane
-                a = activation_s[plan, s]
-                g = gradient_s[plan, s]
-                bad |= not (0.0 <= a < np.inf and 0.0 <= g < np.inf)
-                scratch[activation_at + here] = a
-                scratch[gradient_at + here] = g
+                scratch[activation_at + here] = activation_s[plan, s]
+                scratch[gradient_at + here] = gradient_s[plan, s]
+                here += lanes
+        for s in range(stages):
+            bad |= _is_bad(scratch, s * lanes) or _is_bad(scratch, backward_at + s * lanes)
+        for s in range(last):
+            bad |= _is_bad(scratch, activation_at + s * lanes)
+            bad |= _is_bad(scratch, gradient_at + s * lanes)
         for i in range(clock_at, ring_at):
             scratch[i] = 0.0
 
@@ -349,9 +369,9 @@ def run_program(
         for lane in range(lanes):
             plan = order[begin + (lane if lane < count else 0)]
             for row in range(given):
-                duration = durations_s[plan, row]
-                bad |= not (0.0 <= duration < np.inf)
-                scratch[row * lanes + lane] = duration
+                scratch[row * lanes + lane] = durations_s[plan, row]
+        for row in range(given):
+            bad |= _is_bad(scratch, row * lanes)
         for i in range(given * lanes, rows * lanes):
             scratch[i] = 0.0
         for i in range(program.shape[0]):
