@@ -29,7 +29,7 @@ from dtgym.envs.dynamics import Dynamics, Transition
 from dtgym.simulator.jobs import JobTable
 from dtgym.simulator.threads import map_ranges
 
-FEWEST_PER_SLICE = 64
+FEWEST_PER_SLICE = 128
 _UNITS = np.array([1.0, 1 / 4000.0, 2.0**20 / 4, 1e3 / 4, 1e3 / 4])
 """From the kernel's integer amounts to GPUs, cores, bytes, bytes/s and bytes/s."""
 
@@ -53,6 +53,8 @@ class SchedulingDynamics(Dynamics):
         self.grids = np.zeros(grid, dtype=np.int16)
         self.brought = np.zeros((num_envs, layout.STEP_COLUMNS))
         self.masks = np.zeros((num_envs, parameters.actions), dtype=np.bool_)
+        self.everyone = np.arange(num_envs)
+        self.ready: dict[str, NDArray[Any]] | None = None
         self.action_space = spaces.Discrete(parameters.actions)
         self.shapes = {
             "queue": (parameters.queue_slots, len(QUEUE_FEATURES)),
@@ -75,6 +77,7 @@ class SchedulingDynamics(Dynamics):
 
     def begin(self, which: NDArray[np.int64], episode_keys: NDArray[np.uint64]) -> None:
         """Starts new episodes: a window of the stream each, at its first submission."""
+        self.ready = None
         kernel.begin_some(
             np.ascontiguousarray(which),
             np.ascontiguousarray(episode_keys),
@@ -104,11 +107,15 @@ class SchedulingDynamics(Dynamics):
     def advance(self, actions: NDArray[np.int64], legal: NDArray[np.bool_]) -> Transition:
         """One choice in every cluster; a forbidden one changes nothing and takes no time."""
         arrays = self._arrays()
+        out = self._empty_observations(self.num_envs)
 
         def slice_of(first: int, last: int) -> None:
             kernel.step_range(first, last, actions, legal, *arrays, self.brought, self.masks)
+            self._write(first, last, self.everyone, out)
 
         map_ranges(slice_of, self.num_envs, FEWEST_PER_SLICE)
+        out["action_mask"] = self.masks.view(np.int8).copy()
+        self.ready = out
         lost = kernel.stranded(self.table, self.rules.constants)
         assert lost < 0, f"cluster {lost} is empty, jobs wait and none can start"
         vector = self.brought * self.scales
@@ -127,34 +134,46 @@ class SchedulingDynamics(Dynamics):
 
     def observe(self, which: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Observations of the environments `which`."""
+        if self.ready is not None and len(which) == self.num_envs:
+            # Written right after the step, slice by slice, while the rows lay in the cache.
+            out, self.ready = self.ready, None
+            return out
         which = np.ascontiguousarray(which)
-        out: dict[str, NDArray[Any]] = {
-            name: np.zeros((len(which), *shape), dtype=np.float32)
-            for name, shape in self.shapes.items()
-        }
-
-        def slice_of(first: int, last: int) -> None:
-            observation.write_range(
-                first,
-                last,
-                which,
-                self.table,
-                self.rules.constants,
-                self.rules.numbers,
-                self.given.stream,
-                self.given.job_features,
-                self.given.nodes,
-                self.given.node_features,
-                self.epoch_s,
-                out["queue"],
-                out["nodes"],
-                out["running"],
-                out["cluster"],
-            )
-
-        map_ranges(slice_of, len(which), FEWEST_PER_SLICE)
+        out = self._empty_observations(len(which))
+        map_ranges(
+            lambda first, last: self._write(first, last, which, out),
+            len(which),
+            FEWEST_PER_SLICE,
+        )
         out["action_mask"] = self.masks[which].view(np.int8)
         return out
+
+    def _empty_observations(self, count: int) -> dict[str, NDArray[Any]]:
+        return {
+            name: np.empty((count, *shape), dtype=np.float32) for name, shape in self.shapes.items()
+        }
+
+    def _write(
+        self, first: int, last: int, which: NDArray[np.int64], out: dict[str, NDArray[Any]]
+    ) -> None:
+        """Writes the observations of which[first:last]."""
+        observation.write_range(
+            first,
+            last,
+            which,
+            self.table,
+            self.rules.constants,
+            self.rules.numbers,
+            self.given.stream,
+            self.given.job_features,
+            self.given.nodes,
+            self.given.node_features,
+            self.epoch_s,
+            out["queue"],
+            out["nodes"],
+            out["running"],
+            out["cluster"],
+        )
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions, (environments, actions)."""

@@ -92,16 +92,20 @@ def write_range(
         nodes: See `layout`.
         node_features: (nodes, STATIC_NODE) float32.
         epoch_s: Unix time of the stream's origin.
-        queue: (places, slots, features) of zeros, written.
-        node_out: (places, nodes, features) of zeros, written.
-        running: (places, rows, features) of zeros, written.
-        cluster: (places, features) of zeros, written.
+        queue: (places, slots, features) written.
+        node_out: (places, nodes, features) written.
+        running: (places, rows, features) written.
+        cluster: (places, features) written.
     """
     count = c[K_NODES]
     for place in range(first, last):
         s = state[which[place]]
         window = s[WINDOW]
         now = s[NOW]
+        queue[place, s[SLOTS_USED] :] = 0.0
+        running[place, s[RUNNING] :] = 0.0
+        node_out[place] = 0.0
+        cluster[place] = 0.0
         for k in range(s[SLOTS_USED]):
             slot = c[B_SLOTS] + k * SLOT_WORDS
             job = s[slot + SLOT_JOB]
@@ -112,6 +116,7 @@ def write_range(
             queue[place, k, 12] = squashed_time(s[c[B_JOBS] + job * JOB_WORDS + ESTIMATE])
             queue[place, k, 13] = squashed_time(now - (stream[row, SUBMIT] - s[ORIGIN]))
             queue[place, k, 14] = s[slot + STARTABLE]
+            queue[place, k, 15] = 0.0
         if s[CHOSEN] >= 0:
             queue[place, s[CHOSEN], 15] = 1.0
         for n in range(count):
