@@ -88,15 +88,15 @@ def activation_bytes_per_layer(
         return 2 * tokens * model.hidden / shared
     kept = tokens * model.hidden * (8.0 + (2.0 if dropout else 0.0)) / shared
     kept = kept + 2 * tokens * (model.qkv_width + model.heads * model.head_dim) / t
-    gate = 2 if model.gated else 0
+    gate = 4 if model.gated else 0
     width = model.experts_per_token * model.ffn / t
     if recompute == "operators":
-        entering = width * (1 + gate / 2)
-        outputs = model.qkv_width / t + model.hidden + entering
-        outputs = outputs + model.experts_per_token * model.hidden
+        entering = width * (1 + gate / 4)
+        outputs = model.qkv_width / t + model.hidden / shared + entering
+        outputs = outputs + model.experts_per_token * model.hidden / shared
         kept = 2 * tokens * model.hidden / shared
         return kept + 2 * tokens * model.heads * model.head_dim / t + tokens * outputs
-    kept = kept + tokens * (4 + 2 * gate) * width
+    kept = kept + tokens * (4 + gate) * width
     if scores_in_memory and recompute == "none":
         kept = kept + 5 * sequences * model.heads / t * model.sequence**2
     return kept

@@ -258,40 +258,33 @@ def _finish(outputs: _Outputs, layers: Floats, rows: Floats, fidelity: str) -> F
     count, stages = forward.shape
     if stages == 1:
         return microbatches[:, None] * (forward + backward)
-    border = np.broadcast_to(scalars[:, 4:5], (count, stages - 1))
     if fidelity == "closed_form":
         both = forward + backward
         slowest = both.max(axis=1)
         ramp = (both.sum(axis=1) - slowest + 2 * (used - 1) * scalars[:, 4]) / chunks
         total = microbatches * slowest + ramp
         return np.repeat(total[:, None], stages, axis=1)
+    border = np.broadcast_to(scalars[:, 4:5], (count, stages - 1))
     if (chunks == 1).all():
-        return pipeline.stage_finish_s(forward, backward, border, border, microbatches, stages=used)
-    finish = np.empty((count, stages))
-    for kind in np.unique(chunks):
-        members = np.flatnonzero(chunks == kind)
-        width = int(used[members].max())
-        f, b = forward[members, :width], backward[members, :width]
-        if kind == 1:
-            edge = border[members, : width - 1]
-            done = pipeline.stage_finish_s(
-                f, b, edge, edge, microbatches[members], stages=used[members]
-            )
-        else:
-            done = np.zeros((members.size, width))
-            for depth in np.unique(used[members]):
-                at = np.flatnonzero(used[members] == depth)
-                of = members[at]
-                done[at, :depth] = _interleaved_finish(
-                    f[at, :depth],
-                    b[at, :depth],
-                    layers[of, :depth],
-                    scalars[of],
-                    microbatches[of],
-                    int(kind),
+        finish = pipeline.stage_finish_s(
+            forward, backward, border, border, microbatches, stages=used
+        )
+    else:
+        finish = np.zeros((count, stages))
+        for kind, depth in np.unique(np.stack([chunks, used], axis=1), axis=0):
+            members = np.flatnonzero((chunks == kind) & (used == depth))
+            f, b = forward[members, :depth], backward[members, :depth]
+            if kind == 1:
+                edge = border[members, : depth - 1]
+                done = pipeline.stage_finish_s(f, b, edge, edge, microbatches[members])
+            else:
+                done = _interleaved_finish(
+                    f, b, layers[members, :depth], scalars[members], microbatches[members], kind
                 )
-        finish[members, :width] = done
-        finish[members, width:] = 0.0
+            finish[members, :depth] = done
+    # One stage alone repeats itself; the sum one by one would depend on who else is in the batch.
+    alone = used == 1
+    finish[alone, 0] = microbatches[alone] * (forward[alone, 0] + backward[alone, 0])
     return finish
 
 

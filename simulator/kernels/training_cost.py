@@ -367,17 +367,17 @@ def plan_costs(
         if recompute == 2:
             kept = boundary
         elif recompute == 3:
-            outputs = tokens * (qkv + h) + routed * (entering + h)
+            outputs = tokens * (qkv + h / norm_split) + routed * (entering + h / norm_split)
             kept = boundary + 2 * tokens * inner + outputs
         else:
             kept = tokens * h * (8 + masks) / norm_split + 2 * tokens * (qkv + inner)
-            kept += routed * (2 * (1 + gated) + 2 + 2 * gated) * width
+            kept += routed * (4 + 4 * gated) * width
             if kernel == 0 and recompute == 0:
                 kept += 5 * plan[c.MICROBATCH] * model[c.HEADS] / tp * length * length / cp
         working = 0.0
         if recompute == 2:
-            # While a block is recomputed, all it keeps is alive once.
-            working = tokens * h * (8 + masks) / norm_split + 2 * tokens * (qkv + inner)
+            # While a block is recomputed, all it keeps is alive once, its input already counted.
+            working = tokens * h * (6 + masks) / norm_split + 2 * tokens * (qkv + inner)
             working += routed * (4 + 4 * gated) * width
             if kernel == 0:
                 working += 5 * plan[c.MICROBATCH] * model[c.HEADS] / tp * length * length / cp
@@ -434,7 +434,7 @@ def plan_costs(
                 pending = (2 * (stages - s - 1) + (chunks - 1) * stages + 1) / chunks
             else:
                 pending = float(stages - s)
-            stored = min(pending, microbatches) * n * kept + working
+            stored = min(pending, microbatches) * n * kept + min(n, 1.0) * working
             if zero >= 3:
                 stored += 4 * weights
             if is_first:
