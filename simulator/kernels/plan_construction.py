@@ -510,7 +510,7 @@ def move_table(stages: int) -> NDArray[np.int64]:
     return np.array(rows, dtype=np.int64)
 
 
-@njit(cache=True, nogil=True)
+@njit(inline="always")
 def is_feasible(space, builds, n):
     """Whether a whole plan keeps every rule of the evaluator (memory by the rule of `_depth`)."""
     i, b, stages = builds.instance[n], builds.micro_batch[n], builds.stage[n]
@@ -542,7 +542,7 @@ def is_feasible(space, builds, n):
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(inline="always")
 def _shift(space, builds, n, kind, place, direction):
     """Carries out a move, legal or not; False where it changes nothing that is read."""
     stages = builds.stage[n]
@@ -570,7 +570,7 @@ def _shift(space, builds, n, kind, place, direction):
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(inline="always")
 def _undo(builds, n, saved, wire, kind, place, direction):
     """Takes back what `_shift` did."""
     if kind == MOVE_MICRO_BATCH:
