@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from dtgym.experiments.tables import TableResult
 from dtgym.experiments.tensorboard import read_progress
 
 CURVE_TAG = "eval/mean_reward"
+GREY = 7
+"""Place of grey among the strong colours of Matplotlib's palette."""
 
 
 def comparison(result: TableResult, specs: Sequence[RunSpec], path: Path) -> None:
@@ -34,11 +37,14 @@ def comparison(result: TableResult, specs: Sequence[RunSpec], path: Path) -> Non
 
 
 def _colors(result: TableResult) -> dict[str, Any]:
-    """A colour a row; oracles are grey."""
+    """A colour a row; greys are for oracles."""
     from matplotlib import colormaps
 
-    palette = iter(colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2])  # type: ignore[attr-defined]
-    return {row.row.name: "0.55" if row.oracle else next(palette) for row in result.rows}
+    tab20: Any = colormaps["tab20"]
+    strong, pale = tab20.colors[::2], tab20.colors[1::2]
+    palette = itertools.cycle((*strong[:GREY], *strong[GREY + 1 :], *pale))
+    greys = itertools.cycle(("0.3", "0.6"))
+    return {row.row.name: next(greys if row.oracle else palette) for row in result.rows}
 
 
 def _draw_scores(axes: Any, result: TableResult, colors: dict[str, Any]) -> None:

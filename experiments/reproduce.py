@@ -137,7 +137,12 @@ def print_table(result: TableResult, console: Console) -> None:
             style=style,
         )
     console.print(grid)
-    console.print("mean over episodes with its 95 % bootstrap interval", highlight=False)
+    covered = tables.scope(result.rows[0].scores.shape[0])
+    console.print(
+        f"means over episodes; intervals: 95 % bootstrap, {covered}",
+        highlight=False,
+        soft_wrap=True,
+    )
     for line in result.statements:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
 

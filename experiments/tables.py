@@ -208,18 +208,12 @@ def markdown(result: TableResult) -> str:
         [name, *(f"{row.scores[:, i].mean():.4f}" for row in result.rows)]
         for i, name in enumerate(result.instances)
     ]
-    scope = (
-        "resampling run seeds and episodes"
-        if seeds > 1
-        else "resampling episodes only: with one run seed they say nothing about how much training "
-        "or tuning runs differ from each other"
-    )
     parts = [
         f"# {table.title}",
         f"Suite `{suites.load(table.suite).name}`: {len(result.instances)} test instances, "
         f"{seeds} run seed{'s' * (seeds > 1)}, {episodes} unseen episodes each, the same for every "
         f"method. Score: {table.score.name}; higher is better. IQM: interquartile mean. "
-        f"Intervals: 95 % bootstrap, {scope}.",
+        f"Intervals: 95 % bootstrap, {scope(seeds)}.",
         _grid(header, body),
         *(["\n".join(f"- {line}." for line in result.statements)] if result.statements else []),
         "Mean score by instance:",
@@ -229,6 +223,16 @@ def markdown(result: TableResult) -> str:
         "Measured wall times: `timing.csv`.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def scope(seeds: int) -> str:
+    """What the intervals of a table with so many run seeds cover."""
+    if seeds > 1:
+        return "resampling run seeds and episodes"
+    return (
+        "resampling episodes only: with one run seed they say nothing about how much training or "
+        "tuning runs differ from each other"
+    )
 
 
 def cells(row: RowResult, reference: str) -> list[str]:

@@ -14,7 +14,7 @@ from dtgym.experiments import cli, reproduce, table_files
 from dtgym.experiments.tables import TableResult
 from dtgym.simulator.errors import InvalidInput
 
-WIDTH_OF_FILES = 120
+WIDTH_OF_FILES = 140
 """Columns of a table that is printed into a file or a pipe."""
 
 
