@@ -19,6 +19,8 @@ from dtgym.simulator.outcome import Outcome
 from dtgym.simulator.scheduling import Decision, EngineView, Scheduler, SchedulerState, Start
 
 PAIRINGS = {"contending": kernel.CONTENDING, "interleaved": kernel.INTERLEAVED}
+MOST_IDLE_WAKES = 1000
+"""Decisions that a policy may ask for in a row on an idle cluster without starting anything."""
 SHARES = ((kernel.CPU, "cpu"), (kernel.IO, "io"), (kernel.NETWORK, "network"))
 
 
@@ -44,6 +46,7 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
         policy.reset(_view(SchedulerState(resources, oracle=oracle)))
     decision_s: list[float] = []
     wake_ms = kernel.NEVER
+    starved = 0
     while True:
         m = resources.machine
         kernel.replan(m, pairing)
@@ -86,7 +89,8 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
                     f"policy {name}: wake_s must lie after now, {when / 1000:g} s, "
                     f"got {decision.wake_s:g} s"
                 )
-        if idle and m.counters[kernel.RUNNING_COUNT] == 0 and wake_ms == kernel.NEVER:
+        starved = starved + 1 if idle and m.counters[kernel.RUNNING_COUNT] == 0 else 0
+        if starved and (wake_ms == kernel.NEVER or starved > MOST_IDLE_WAKES):
             raise InvalidInput(
                 f"policy {name} leaves {m.counters[kernel.WAITING_COUNT]} jobs waiting for ever "
                 "on an idle cluster"
@@ -123,6 +127,8 @@ def _apply(resources: Resources, decision: Decision, name: str) -> None:
         kernel.preempt(m, int(job))
     for start in decision.start:
         job = int(start.job)
+        if decision.alternatives and m.jobs["status"][job] == kernel.RUNNING:
+            continue
         if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != kernel.WAITING:
             raise InvalidInput(f"policy {name}: job {job} does not wait at {now_s:g} s")
         m.held[job] = m.demand[job]
@@ -140,6 +146,8 @@ def _apply(resources: Resources, decision: Decision, name: str) -> None:
             _resize(m, job, int(m.jobs["asked_units"][job]))
             count = kernel.find_places(
                 m, m.free, job, m.held[job], resources.rule, resources.seed)  # fmt: skip
+            if count < 0 and decision.in_order:
+                return
             if count < 0:
                 continue
             m.jobs["place_count"][job] = count

@@ -51,11 +51,15 @@ class Decision:
     Attributes:
         start: A start that does not fit is skipped, except where it names nodes.
         preempt: Numbers of running jobs that lose their resources.
+        in_order: Leave out everything behind the first start that does not fit.
+        alternatives: Starts of a job that an earlier one started are left out instead of refused.
         wake_s: Decide again at this time at the latest; None waits for the next event.
     """
 
     start: Sequence[Start] = ()
     preempt: Sequence[int] = ()
+    in_order: bool = False
+    alternatives: bool = False
     wake_s: float | None = None
 
 
@@ -246,6 +250,25 @@ class SchedulerState:
         places = slice(m.jobs["place_base"][job], m.jobs["place_base"][job] + count)
         return m.places["node"][places].copy(), m.places["units"][places].copy()
 
+    def kind_speed(self, job: int) -> NDArray[np.float64]:
+        """Speed of the job's GPU stage on each GPU type, relative to the reference, (kinds,)."""
+        return self.resources.machine.kind_speed[job]
+
+    def stage_s(self, job: int) -> NDArray[np.float64]:
+        """Stages of one iteration as requested: I/O, CPU, GPU, network, (4,), seconds."""
+        return self.resources.machine.stage_s[job]
+
+    def can_share(self, job: int, host: int) -> bool:
+        """Whether a waiting job can run on a running job's GPUs: gang, types, and the rest."""
+        m = self.resources.machine
+        one, other = m.jobs[job], m.jobs[host]
+        if one["units"] != other["units"] or m.demand[job, 0] != m.demand[host, 0]:
+            return False
+        places = m.places[other["place_base"] : other["place_base"] + other["place_count"]]
+        need = m.demand[job] * places["units"][:, None]
+        types = (one["kinds_ok"] >> m.nodes["kind"][places["node"]]) & 1
+        return bool(types.all() and (need[:, 1:] <= m.free[places["node"], 1:]).all())
+
     def remaining_s(self, job: int) -> float:
         """True remaining work at the requested speed; for oracles only.
 
@@ -259,6 +282,69 @@ class SchedulerState:
         if m.jobs["status"][job] == kernel.RUNNING:
             left_ms -= (m.counters[kernel.NOW] - m.jobs["since_ms"][job]) * m.jobs["rate"][job]
         return float(max(left_ms, 0.0)) / 1000.0
+
+
+class Draft:
+    """A decision in the making: what would be free after preemptions and starts so far.
+
+    Attributes:
+        state: The state it starts from.
+    """
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.state = state
+        self._free = state.resources.machine.free.copy()
+        self._preempt: list[int] = []
+        self._start: list[Start] = []
+
+    def preempt(self, job: int) -> None:
+        """Takes a running job's resources."""
+        m = self.state.resources.machine
+        kernel.take(m, self._free, job, m.held[job], -1)
+        self._preempt.append(job)
+
+    def start(self, job: int, *, kind: int | None = None, rule: str | None = None) -> bool:
+        """Places a waiting or preempted job and takes its resources, if it fits.
+
+        Args:
+            job: Number of the job.
+            kind: Only on nodes of this GPU type.
+            rule: A placement rule; None is that of the simulation.
+        """
+        resources = self.state.resources
+        m = resources.machine
+        free = self._free
+        if kind is not None:
+            free = np.where((m.nodes["kind"] == kind)[:, None], free, 0)
+        number = resources.rule if rule is None else kernel.PLACEMENTS[rule]
+        # The scratch places of a job that runs must survive.
+        base, widest = m.jobs["place_base"][job], min(int(m.jobs["units"][job]), len(free))
+        kept = m.places[base : base + widest].copy()
+        count = kernel.find_places(m, free, job, m.demand[job], number, resources.seed)
+        chosen = m.places[base : base + max(count, 0)].copy()
+        m.places[base : base + widest] = kept
+        if count < 0:
+            return False
+        for node, units in chosen:
+            self._free[node] -= m.demand[job] * units
+        self._start.append(Start(job, chosen["node"].tolist(), chosen["units"].tolist()))
+        return True
+
+    def start_on(self, job: int, nodes: Sequence[int], gpus: Sequence[int]) -> bool:
+        """Places a waiting or preempted job on these nodes, if all of it fits there."""
+        m = self.state.resources.machine
+        for node, units in zip(nodes, gpus, strict=True):
+            kinds_ok = m.jobs["kinds_ok"][job]
+            if kernel.node_room(m, self._free, node, m.demand[job], kinds_ok, units) < units:
+                return False
+        for node, units in zip(nodes, gpus, strict=True):
+            self._free[node] -= m.demand[job] * units
+        self._start.append(Start(job, nodes, gpus))
+        return True
+
+    def decision(self, wake_s: float | None = None) -> Decision:
+        """The decision as drafted."""
+        return Decision(start=self._start, preempt=self._preempt, wake_s=wake_s)
 
 
 @runtime_checkable
