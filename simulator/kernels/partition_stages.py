@@ -144,6 +144,9 @@ def stage_costs(
     share = np.zeros((width, count), np.int64)
     first_node = np.zeros((width, count), np.int64)
     last_node = np.zeros((width, count), np.int64)
+    # Whole divisions are the slowest thing here: each is done once and kept.
+    replicas_of = np.zeros(width, np.int64)
+    samples_of = np.zeros(width, np.int64)
 
     for plan in range(first, last):
         i = instance[plan]
@@ -188,12 +191,16 @@ def stage_costs(
             if n < 1:
                 why = GPUS
                 break
-            if t < 1 or n % t != 0:
+            replicas = n // max(t, 1)
+            if t < 1 or replicas * t != n:
                 why = TENSOR
                 break
-            if batch % (n // t) != 0:
+            samples = batch // replicas
+            if samples * replicas != batch:
                 why = REPLICAS
                 break
+            replicas_of[s] = replicas
+            samples_of[s] = samples
             depth = min(warmup[plan, s], m - 1)
             if depth < 0 or (s > 0 and depth > min(warmup[plan, s - 1], m - 1)):
                 why = WARMUP
@@ -216,7 +223,7 @@ def stage_costs(
                 per_node = int(clusters[i, c, PER_NODE])
                 if part < 0 or clusters[i, c, ROW] < 0:
                     why = GPUS
-                elif part % t != 0 or per_node % t != 0:
+                elif (spans and part % t != 0) or per_node % t != 0:
                     why = TENSOR
                 else:
                     # A tensor-parallel group never straddles two nodes.
@@ -239,8 +246,8 @@ def stage_costs(
             at = s
             home = cluster[plan, s]
             t = tp[plan, s]
-            replicas = gpus[plan, s] // t
-            samples = batch // replicas
+            replicas = replicas_of[s]
+            samples = samples_of[s]
             k = tensor_index[t] if t < tensor_index.size else -1
             low = sample_low[samples] if samples < sample_low.size else -1
             if k < 0 or low < 0:
@@ -294,7 +301,7 @@ def stage_costs(
                 if not u <= update:
                     update = u
                 room = min(room, clusters[i, c, CAPACITY])
-                ring = part // t
+                ring = part // t if spans else replicas
                 if ring > 1:
                     rate = clusters[i, c, INTRA_RATE]
                     latency = clusters[i, c, INTRA_LATENCY]
@@ -380,8 +387,8 @@ def stage_costs(
             elements = amounts[int(clusters[i, c, ROW]), k, bound[plan, s + 1], OUTPUT]
             code = wire[plan, s]
             message = batch * elements * wire_bytes[code]
-            left = gpus[plan, s] // tp[plan, s]
-            right = gpus[plan, s + 1] // tp[plan, s + 1]
+            left = replicas_of[s]
+            right = replicas_of[s + 1]
             if code != compute_wire:
                 # Read and write once on each side, on the accelerators that compute.
                 for side in range(2):
@@ -403,10 +410,11 @@ def stage_costs(
                 for e in range(0 if spans else c, count if spans else c + 1):
                     if share[s, e] == 0:
                         continue
-                    mine = share[s, e] // tp[plan, s]
+                    mine = share[s, e] // tp[plan, s] if spans else left
+                    theirs = share[s + 1, e] // tp[plan, s + 1] if spans else right
                     parallel = 1
                     if flows == REPLICA_FLOWS:
-                        parallel = min(mine, share[s + 1, e] // tp[plan, s + 1])
+                        parallel = min(mine, theirs)
                     elif flows == RANK_FLOWS:
                         parallel = min(share[s, e], share[s + 1, e])
                     # Flows spread over the nodes of the side that has fewer.
