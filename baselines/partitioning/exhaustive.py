@@ -16,6 +16,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from dtgym.baselines.method import View
 from dtgym.baselines.partitioning import enumeration, split_bounds
 from dtgym.baselines.partitioning.planner import Evaluator, Planner
 from dtgym.simulator import partition, partition_estimates
@@ -26,6 +27,10 @@ from dtgym.simulator.partition_space import Candidate, PlanSpace, Stage
 from dtgym.simulator.threads import map_ranges
 
 Floats = NDArray[np.float64]
+
+MAX_GPUS = 16
+MAX_STAGES = 4
+"""Largest space that branch and bound is let loose on: seconds, sometimes a minute."""
 
 CHUNK = 1 << 17
 """Plans priced in one call of full enumeration: enough for speed, little enough for memory."""
@@ -174,6 +179,15 @@ class Exhaustive(Planner):
 
     name: str = "exhaustive"
 
+    def reset(self, view: View) -> None:
+        """Solves the instance of the episode that begins.
+
+        Raises:
+            InvalidInput: A space that is too large; no rule of thumb stands in for an optimum.
+        """
+        _check_size(view.state.space)
+        super().reset(view)
+
     def search(self, evaluator: Evaluator) -> None:
         """Solves the space, starting from a plan that is known to fit."""
         from dtgym.simulator.partition_rules import witness_plan
@@ -193,7 +207,11 @@ def solve(space: PlanSpace, incumbent: Plans | None = None) -> Solution:
     Args:
         space: The space of one instance alone.
         incumbent: A feasible plan to start from.
+
+    Raises:
+        InvalidInput: More accelerators or stages than can be solved in minutes.
     """
+    _check_size(space)
     rules, problem = space.rules, space.problem
     width = rules.max_stages
     shapes = enumeration.shapes(
@@ -210,6 +228,15 @@ def solve(space: PlanSpace, incumbent: Plans | None = None) -> Solution:
     )
     wires = tuple(partition.WIRES.index(wire) for wire in rules.wires)
     return branch_and_bound(problem, shapes, Variants(wires, MAX_EXTRA_WARMUP), incumbent)
+
+
+def _check_size(space: PlanSpace) -> None:
+    gpus, stages = int(space.problem.gpus.sum()), space.rules.max_stages
+    if len(space.problem) != 1 or gpus > MAX_GPUS or stages > MAX_STAGES:
+        raise InvalidInput(
+            f"exhaustive solves one instance of at most {MAX_GPUS} accelerators and {MAX_STAGES} "
+            f"stages, got {len(space.problem)} with {gpus} accelerators and {stages} stages"
+        )
 
 
 @dataclass(frozen=True)

@@ -119,3 +119,10 @@ def test_the_planner_returns_a_buildable_optimum_and_counts_what_it_priced():
     assert space.is_buildable(planned.plan)
     assert planned.time_s == exhaustive.solve(space).time_s
     assert planned.evaluations > 1
+
+
+def test_a_space_that_is_too_large_is_refused():
+    large = replace(problem(4), nodes=np.full((1, 2), 3))
+    space = PlanSpace(large, Rules(max_stages=3, recompute="none", zero=0))
+    with pytest.raises(InvalidInput, match="at most 16 accelerators"):
+        exhaustive.solve(space)
