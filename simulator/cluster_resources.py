@@ -178,7 +178,7 @@ class Resources:
         base = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
         pick = np.repeat(first - base[:-1], count) + np.arange(base[-1])
         job = log[:, 0]
-        units = m.jobs["units"][job]
+        units = np.add.reduceat(m.log_places["units"][pick], base[:-1]) if rows else count
         held = log[:, 4:] * units[:, None] / PER_UNIT
         length_ms = np.maximum(log[:, 2] - log[:, 1], 1)
         stage = m.stage_s[job]

@@ -427,7 +427,8 @@ def replan(m: Any, pairing: int) -> None:
         job = m.running[place]
         if m.jobs[job].finish_ms == STALE:
             m.jobs[job].rate = speed(m, job, pairing)
-            left_ms = np.int64(np.ceil(m.jobs[job].left_ms / m.jobs[job].rate))
+            # A whole number of milliseconds up to rounding errors of the speed is that number.
+            left_ms = np.int64(np.ceil(m.jobs[job].left_ms / m.jobs[job].rate - 1e-6))
             m.jobs[job].finish_ms = m.counters[NOW] + left_ms
 
 

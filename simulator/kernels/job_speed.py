@@ -79,17 +79,38 @@ def interleaved_period(stage_a: Any, stage_b: Any) -> float:
     """Shortest period in which two jobs that take turns on the stages finish an iteration each.
 
     The jobs run through the stages in the same order, one of them some stages behind; a slot lasts
-    as long as the longer of the two stages that meet in it.
+    as long as the longer of the two stages that meet in it. Stages that neither has do not count.
 
     Args:
         stage_a: Stages of one job, (stages,), seconds.
         stage_b: Stages of the other, (stages,).
     """
-    stages = stage_a.shape[0]
+    count = stage_a.shape[0]
+    used = 0
+    for stage in range(count):
+        used += stage_a[stage] > 0.0 or stage_b[stage] > 0.0
     best = np.inf
-    for behind in range(1, stages):
+    for behind in range(1, max(used, 2)):
+        # Walks through the stages that either job has; the other is `behind` of them further.
         period = 0.0
-        for slot in range(stages):
-            period += max(stage_a[slot], stage_b[(slot + behind) % stages])
+        other = 0
+        for _ in range(behind + 1):
+            while not (stage_a[other % count] > 0.0 or stage_b[other % count] > 0.0):
+                other += 1
+                if other > 2 * count:
+                    return 0.0
+            other += 1
+        other -= 1
+        for stage in range(count):
+            if stage_a[stage] > 0.0 or stage_b[stage] > 0.0:
+                period += max(stage_a[stage], stage_b[other % count])
+                other += 1
+                while not (stage_a[other % count] > 0.0 or stage_b[other % count] > 0.0):
+                    other += 1
         best = min(best, period)
+    if used == 1:
+        # Both jobs have one and the same stage: one after the other.
+        best = 0.0
+        for stage in range(count):
+            best += stage_a[stage] + stage_b[stage]
     return best

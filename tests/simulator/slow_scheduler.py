@@ -168,3 +168,66 @@ def run_preemptive(jobs, total, policy, *, thresholds=(), step_ms=1000, cost_ms=
                 job["left"] += cost_ms.get(job["name"], 0)
             job["on"] = fits
     return done
+
+
+def run_backfill(jobs, total, policy, estimate_ms):
+    """EASY or conservative backfilling on a pool, planned from scratch at every event.
+
+    Args:
+        jobs: List of (id, submit ms, duration ms, gpus).
+        total: GPUs.
+        policy: easy or conservative.
+        estimate_ms: id -> estimated duration.
+
+    Returns:
+        id -> (start, finish).
+    """
+    future = sorted(jobs, key=lambda j: (j[1], j[0]))
+    queue, running, times = [], [], {}
+    while future or running:
+        now = min([j[1] for j in future[:1]] + [r[0] for r in running])
+        running = [r for r in running if r[0] != now]
+        while future and future[0][1] == now:
+            queue.append(future.pop(0))
+
+        def begin(job, now=now, running=running):
+            queue.remove(job)
+            times[job[0]] = (now, now + job[2])
+            running.append((now + job[2], max(now + estimate_ms[job[0]], now + 1), job[3]))
+
+        # (begin, thought end, gpus) of everything that holds GPUs now or later
+        booked = [(now, max(end, now + 1), gpus) for _, end, gpus in running]
+
+        def room(at, booked=booked):
+            return total - sum(g for b, e, g in booked if b <= at < e)
+
+        def earliest(job, booked=booked, room=room, now=now):
+            length = max(estimate_ms[job[0]], 1)
+            for at in sorted({now} | {e for _, e, _ in booked}):
+                inside = {at} | {t for b, e, _ in booked for t in (b, e) if at < t < at + length}
+                if all(room(t) >= job[3] for t in inside):
+                    return at
+            raise AssertionError
+
+        reserved = False
+        for job in list(queue):
+            if policy == "easy" and reserved:
+                # The head is booked for ever from its reserved start on.
+                length = estimate_ms[job[0]]
+                ends = [t for t in {now} | {b for b, _, _ in booked} if now <= t < now + length]
+                fits = room(now) >= job[3] and all(room(t) >= job[3] for t in ends)
+                if fits:
+                    booked.append((now, max(now + length, now + 1), job[3]))
+                    begin(job)
+                continue
+            at = earliest(job)
+            if at == now and (policy == "conservative" or not reserved):
+                booked.append((at, at + max(estimate_ms[job[0]], 1), job[3]))
+                begin(job)
+            elif policy == "easy":
+                booked.append((at, math.inf, job[3]))
+                reserved = True
+            else:
+                booked.append((at, at + max(estimate_ms[job[0]], 1), job[3]))
+    assert not queue
+    return times

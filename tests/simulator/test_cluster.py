@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtgym.simulator import cluster, hardware
+from dtgym.simulator import cluster, cluster_reference, hardware
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.job_speed import SpeedModel
 from dtgym.simulator.jobs import JobTable
@@ -305,3 +305,36 @@ def test_the_resource_kernel_equals_the_fast_kernels_where_both_apply(
     general = cluster.simulate(table(rows), uneven(sizes), policy, speed=SpeedModel(), **options)
     for name in ("start_s", "finish_s", "queueing_s", "preemptions"):
         assert np.array_equal(getattr(fast, name), getattr(general, name)), name
+
+
+@settings(max_examples=80)
+@given(case=cases(max_jobs=16), policy=st.sampled_from(["easy", "conservative"]), data=st.data())
+def test_backfilling_equals_the_slow_scheduler(case, policy, data):
+    rows, sizes = case
+    off = data.draw(st.sampled_from([0, 1000, 125]))
+    estimates = {row[0]: row[2] + off * data.draw(st.integers(-2, 4)) for row in rows}
+    estimates = {name: max(value, 0) for name, value in estimates.items()}
+    wanted = slow.run_backfill(rows, sum(sizes), policy, estimates)
+    got = cluster.simulate(
+        table(rows),
+        uneven(sizes),
+        policy,
+        estimate_s=[estimates[row[0]] / 1000 for row in rows],
+    )
+    assert times_ms(got, rows) == wanted
+
+
+@settings(max_examples=40)
+@given(case=cases(), policy=st.sampled_from(cluster_reference.POLICIES), skip=st.booleans())
+def test_the_shipped_reference_gives_the_same_schedule(case, policy, skip):
+    rows, sizes = case
+    options = {"las_thresholds_gpu_s": (3, 17), "preemption_cost_s": 0.5}
+    start_s, finish_s, events = cluster_reference.simulate(
+        table(rows), sum(sizes), policy, skip=skip, **options
+    )
+    fast = cluster.simulate(
+        table(rows), uneven(sizes), policy, head_of_line="skip" if skip else "block", **options
+    )
+    assert np.array_equal(fast.start_s, start_s)
+    assert np.array_equal(fast.finish_s, finish_s)
+    assert fast.events >= 2 * len(rows) and events >= 2 * len(rows)

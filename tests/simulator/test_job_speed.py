@@ -91,7 +91,12 @@ def test_interleaving_is_the_best_shift_and_within_bounds(a, b):
     speeds = job_speed.interleaved_speeds(a, b)
     if sum(a) + sum(b) == 0:
         return
-    periods = [sum(max(x, y) for x, y in zip(a, b[k:] + b[:k], strict=True)) for k in (1, 2)]
+    used = [(x, y) for x, y in zip(a, b, strict=True) if x or y]
+    mine, theirs = [x for x, _ in used], [y for _, y in used]
+    periods = [
+        sum(max(x, y) for x, y in zip(mine, theirs[k:] + theirs[:k], strict=True))
+        for k in range(1, len(used))
+    ] or [sum(a) + sum(b)]
     assert speeds[0] == pytest.approx(sum(a) / min(periods)) if min(periods) else True
     assert (speeds <= 1 + 1e-12).all()
     # Never worse than one after the other, never better than the busiest resource allows.
