@@ -94,12 +94,13 @@ def profile(name: str) -> WorkloadProfile:
     one_of("profile", name, PROFILES)
     file = files("dtgym.simulator") / "catalog/scheduling/workload_profiles.yaml"
     entry: dict[str, Any] = yaml.safe_load(file.read_text("utf-8"))[name]
-    arrays = {
+    arrays: dict[str, Any] = {
         key: np.array(value, dtype=np.int64 if key in ("gpus", "class_first_gpus") else np.float64)
         for key, value in entry.items()
         if isinstance(value, list)
     }
-    return WorkloadProfile(**{**entry, **arrays, "name": name})
+    fields: dict[str, Any] = {**entry, **arrays, "name": name}
+    return WorkloadProfile(**fields)
 
 
 def generate(
@@ -198,8 +199,8 @@ def _durations(
     component = (random.random(len(row))[:, None] > model.weight.cumsum(axis=1)[row]).sum(axis=1)
     component = np.minimum(component, model.weight.shape[1] - 1)
     mean, std = model.log_mean[row, component], model.log_std[row, component]
-    seconds = np.exp(mean + std * random.standard_normal(len(row)))
-    return np.round(np.clip(seconds, 1.0, model.longest_s), 3)
+    seconds = np.clip(np.exp(mean + std * random.standard_normal(len(row))), 1.0, model.longest_s)
+    return np.asarray(np.round(seconds, 3), dtype=np.float64)
 
 
 def fit(
@@ -291,6 +292,7 @@ def _tilted(
     if mean is None:
         return probability
     low, high = -8.0, 8.0
+    tilted = probability
     for _ in range(80):
         theta = (low + high) / 2
         tilted = probability * sizes**theta

@@ -338,8 +338,10 @@ class JobTable:
             for name in ("cpu_cores", "memory_bytes"):
                 column = getattr(self, name)
                 have = sum(group.count * getattr(group.node, name) for group in cluster.groups)
-                for row in () if column is None else np.flatnonzero(column > have):
-                    why[int(row)] = (
+                if column is None:
+                    continue
+                for row in np.flatnonzero(column > have).tolist():
+                    why[row] = (
                         f"{self.source}: {_place(row, self.line)}, column {name}: asks for "
                         f"{column[row]:g} {_BY_NAME[name].unit}, the cluster has {have:g}"
                     )

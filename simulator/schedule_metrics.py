@@ -261,10 +261,10 @@ def _utilisation(
     ran = ~np.isnan(outcome.finish_s)
     first_s = float(outcome.submit_s[ran].min())
     last_s = float(outcome.finish_s[ran].max())
-    windows = {
+    windows: dict[str, dict[str, float]] = {
         "makespan": outcome.utilisation_between(first_s, last_s, effective=effective),
         "busy": _busy_utilisation(outcome, effective),
-        "horizon": dict.fromkeys(RESOURCES, float("nan")),
+        "horizon": {name: float("nan") for name in RESOURCES},
     }
     if horizon_s is not None:
         windows["horizon"] = outcome.utilisation_between(first_s, horizon_s, effective=effective)

@@ -106,11 +106,12 @@ class SchedulingDynamics(Dynamics):
 
     def advance(self, actions: NDArray[np.int64], legal: NDArray[np.bool_]) -> Transition:
         """One choice in every cluster; a forbidden one changes nothing and takes no time."""
+        step: Any = kernel.step_range
         arrays = self._arrays()
         out = self._empty_observations(self.num_envs)
 
         def slice_of(first: int, last: int) -> None:
-            kernel.step_range(first, last, actions, legal, *arrays, self.brought, self.masks)
+            step(first, last, actions, legal, *arrays, self.brought, self.masks)
             self._write(first, last, self.everyone, out)
 
         map_ranges(slice_of, self.num_envs, FEWEST_PER_SLICE)
@@ -201,7 +202,8 @@ class SchedulingDynamics(Dynamics):
         shown = slot[:, layout.SLOT_JOB].copy()
         asked = given.stream[window + shown]
         gpus = asked[:, layout.GPUS].copy()
-        amounts = asked[:, layout.DEMAND : layout.DEMAND + 4] * gpus[:, None] * 4 * _UNITS[1:]
+        demand = asked[:, layout.DEMAND : layout.DEMAND + 4].astype(np.float64)
+        amounts = demand * gpus[:, None] * 4 * _UNITS[1:]
         choose = "placement" in parameters.decisions
         first_level = slots + 1 + (len(parameters.placements) if choose else 0)
         return SchedulingState(
@@ -212,8 +214,9 @@ class SchedulingDynamics(Dynamics):
             first_placement=slots + 1 if choose else -1,
             first_level=first_level if "levels" in parameters.decisions else -1,
             placements=tuple(parameters.placements),
-            free=self._block(index, layout.B_FREE, nodes, layout.RESOURCES) * _UNITS,
-            capacity=given.nodes[:, : layout.RESOURCES] * _UNITS,
+            free=self._block(index, layout.B_FREE, nodes, layout.RESOURCES).astype(np.float64)
+            * _UNITS,
+            capacity=given.nodes[:, : layout.RESOURCES].astype(np.float64) * _UNITS,
             kind=given.nodes[:, layout.KIND].copy(),
             kinds=given.kinds,
             rack=given.nodes[:, layout.RACK].copy(),

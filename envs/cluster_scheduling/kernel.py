@@ -363,7 +363,7 @@ def _table_row(job: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any, rat
                     locality = 2
     levels = s[words + JOB_LEVELS]
     profile = stream[s[WINDOW] + job, PROFILE]
-    best = np.int64(-1)
+    best: Any = np.int64(-1)
     for kind in range(c[K_KINDS]):
         if (kinds >> kind) & 1:
             row = (profile * c[K_KINDS] + kind) * 3 + locality
@@ -412,7 +412,7 @@ def _hold(
     else:
         for n in range(c[K_NODES]):
             if grid[job, n] > 0:
-                gpus = np.int64(grid[job, n])
+                gpus: Any = np.int64(grid[job, n])
                 _hold_on(n, gpus, sign, row, levels, busy[at], s, c, stream, nodes)
     s[HELD] += sign * gang
     s[BUSY] += sign * gang * busy[at] * (BUSY_SCALE // 1000)

@@ -47,7 +47,10 @@ def profiles(jobs: JobTable, multi_resource: bool) -> tuple[NDArray[np.int64], P
     """
     if not multi_resource:
         one = Profiles(
-            np.array([[0.0, 0.0, 1.0, 0.0]]), np.array([[0.0, 1.0, 0.0]]), np.zeros(1), np.ones(1)
+            np.array([[0.0, 0.0, 1.0, 0.0]]),
+            np.array([[0.0, 1.0, 0.0]]),
+            np.zeros(1),
+            np.ones(1, np.int64),
         )
         return np.zeros(len(jobs), dtype=np.int64), one
     models = jobs.column("model", "")
@@ -64,7 +67,7 @@ def profiles(jobs: JobTable, multi_resource: bool) -> tuple[NDArray[np.int64], P
     cores = jobs.column("cpu_cores", 0.0) / np.maximum(jobs.num_gpus, 1)
     columns = np.column_stack(
         [*(jobs.column(name, 0.0) for name in STAGES), shapes[model], cores, jobs.num_gpus]
-    )
+    ).astype(np.float64)
     rows, profile = np.unique(columns, axis=0, return_inverse=True)
     return profile.ravel().astype(np.int64), Profiles(
         rows[:, :4], rows[:, 4:7], rows[:, 7], rows[:, 8].astype(np.int64)

@@ -7,10 +7,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-import dtgym.envs  # noqa: F401  registers the environments' ids
 from dtgym.experiments.benchmarks import median_duration_s
 
-ENV_IDS = ("dtgym/ClusterScheduling-v0", "dtgym/ClusterScheduling-MultiResource-v0")
+ENV_IDS = (
+    "dtgym.envs:dtgym/ClusterScheduling-v0",
+    "dtgym.envs:dtgym/ClusterScheduling-MultiResource-v0",
+)
 PARALLEL = 1024
 STEPS = 50
 SINGLE_STEPS = 1000
@@ -86,7 +88,7 @@ def random_episodes(episodes: int, *, seed: int = 0) -> int:
 
     steps = 0
     for spec in SPECS:
-        vector = gym.make_vec(spec.id, 256, vectorization_mode="vector_entry_point")
+        vector = gym.make_vec(f"dtgym.envs:{spec.id}", 256, vectorization_mode="vector_entry_point")
         dynamics: Any = vector.unwrapped.dynamics  # type: ignore[attr-defined]
         nodes = len(dynamics.given.nodes)
         random = np.random.default_rng(seed)

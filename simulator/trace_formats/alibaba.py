@@ -104,7 +104,8 @@ def read_pai(path: Path, text: str) -> JobTable:
     count = len(names)
 
     def total(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(owner[here], weights=values[here], minlength=count)
+        summed = np.bincount(owner[here], weights=values[here], minlength=count)
+        return summed.astype(np.float64)
 
     instances = tasks.number("inst_num", "instances", blank=1, minimum=0)
     gpu_share = tasks.number("plan_gpu", "percent of a GPU", blank=0, minimum=0) / 100

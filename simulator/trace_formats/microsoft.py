@@ -6,6 +6,7 @@ Source: msr-fiddle/philly-traces (CC BY 4.0), README; Jeon et al., ATC'19.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def read_philly_json(path: Path, text: str) -> JobTable:
         raise InvalidInput(f"{path}: expected a list of jobs, got {type(entries).__name__}")
     names = ("jobid", "submitted_time", "vc", "user", "start_time", "end_time")
     rows = [_first_values(path, number, entry) for number, entry in enumerate(entries, start=1)]
-    values = dict(zip(names, zip(*rows, strict=True), strict=True))
+    values: dict[str, Sequence[str]] = dict(zip(names, zip(*rows, strict=True), strict=True))
     table = Columns(path, values, np.arange(1, len(rows) + 1))
     gpus, duration = _attempts(path, entries)
     submit = table.moment("submitted_time", blank=True)

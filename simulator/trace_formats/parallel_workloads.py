@@ -5,6 +5,7 @@ Source: Feitelson, "The Standard Workload Format" (18 fields, -1 is unknown, tim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def read_swf(path: Path, text: str) -> JobTable:
         numbers.append(number)
     if not rows:
         raise InvalidInput(f"{path}: has comments but no jobs")
-    values = dict(zip(SWF, zip(*rows, strict=True), strict=True))
+    values: dict[str, Sequence[str]] = dict(zip(SWF, zip(*rows, strict=True), strict=True))
     table = Columns(path, values, np.array(numbers, dtype=np.int64))
     run = table.number("run_time", "s", minimum=-1)
     asked = table.number("requested_processors", "processors", minimum=-1)

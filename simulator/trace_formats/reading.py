@@ -59,6 +59,7 @@ def _gunzip(path: Path, raw: bytes) -> bytes:
     rest = raw
     while rest:
         stream = zlib.decompressobj(wbits=31)
+        start = 0
         try:
             for start in range(0, len(rest), _CHUNK_BYTES):
                 parts.append(stream.decompress(rest[start : start + _CHUNK_BYTES]))
@@ -159,7 +160,7 @@ class Columns:
                     f"{path}: row {place + 1} (line {numbers[place]}), column {last}: expected "
                     f"{len(names)} fields, got {len(row)}"
                 )
-        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        columns: dict[str, Sequence[str]] = dict(zip(names, zip(*rows, strict=True), strict=True))
         return cls(path, columns, numbers.astype(np.int64))
 
     def __len__(self) -> int:
