@@ -119,7 +119,7 @@ def split_layers(layers: int, speeds: Sequence[float]) -> list[int]:
 
     Example:
         >>> split_layers(10, [3.0, 1.0, 1.0])
-        [0, 6, 8, 10]
+        [0, 5, 8, 10]
     """
     if len(speeds) > layers:
         raise InvalidInput(f"{len(speeds)} stages need as many layers, the model has {layers}")

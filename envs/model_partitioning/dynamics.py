@@ -230,15 +230,24 @@ class ImprovementDynamics(_PartitionDynamics):
         pool = pool_of_parameters(parameters)
         self.moves = kernels.move_table(pool.space.rules.max_stages)
         super().__init__(num_envs, parameters, len(self.moves))
+        self._references = self._lay_references()
         self.time_s = np.ones(num_envs)
         self.vector = np.zeros((num_envs, len(reward.OBJECTIVES)))
+
+    def _lay_references(self) -> kernels.Builds:
+        """The reference plan of every instance, to be copied where an episode begins."""
+        count = len(self.pool)
+        laid = self.space.new_builds(count)
+        kernels.begin(self.space.arrays, laid, np.arange(count), np.arange(count))
+        for instance, candidate in enumerate(self.pool.reference):
+            self.space.lay_down(laid, instance, candidate)
+        return laid
 
     def begin(self, which: NDArray[np.int64], episode_keys: NDArray[np.uint64]) -> None:
         """Draws instances and lays down their reference plans."""
         instances = self._draw(episode_keys)
-        kernels.begin(self.space.arrays, self.builds, which, instances)
-        for index, instance in zip(which.tolist(), instances.tolist(), strict=True):
-            self.space.lay_down(self.builds, index, self.pool.reference[instance])
+        for plans, laid in zip(self.builds, self._references, strict=True):
+            plans[which] = laid[instances]
         self.steps[which] = 0
         self.is_over[which] = False
         self._is_stale[which] = True

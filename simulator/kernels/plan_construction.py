@@ -511,98 +511,108 @@ def move_table(stages: int) -> NDArray[np.int64]:
 
 
 @njit(inline="always")
-def is_feasible(space, builds, n):
-    """Whether a whole plan keeps every rule of the evaluator (memory by the rule of `_depth`)."""
-    i, b, stages = builds.instance[n], builds.micro_batch[n], builds.stage[n]
-    if b < 0 or b >= space.microbatches.shape[1] or space.microbatches[i, b] == 0:
+def _keeps_rules(
+    b, stages, cluster, gpus, tensor, border, wire, extra, microbatches, legal, farthest,
+    tensor_options, cluster_gpus, wires, begin, end,
+):  # fmt: skip
+    """Whether stages `begin` to `end` - 1 keep every rule, and all stages together their clusters.
+
+    The arrays are those of one plan and one instance. Memory is judged by `farthest`. A move
+    changes few stages: the others need not be asked again.
+    """
+    if b < 0 or b >= len(microbatches) or microbatches[b] == 0:
         return False
     placed = 0
     for s in range(stages):
-        c, g, t = builds.cluster[n, s], builds.gpus[n, s], builds.tensor[n, s]
-        extra = builds.extra[n, s]
-        low, high = builds.border[n, s], builds.border[n, s + 1]
-        if not 0 <= g < len(space.gpu_options) or not 0 <= t < space.legal.shape[4]:
+        c, g, t = cluster[s], gpus[s], tensor[s]
+        if not 0 <= g < legal.shape[2] or not 0 <= t < legal.shape[3]:
             return False
-        if high <= low or extra < 0 or extra > MAX_EXTRA_WARMUP:
-            return False
-        if s > 0 and extra > builds.extra[n, s - 1] + 1:
-            return False
-        if s > 0 and c != builds.cluster[n, s - 1]:
+        crosses = s > 0 and c != cluster[s - 1]
+        if crosses:
             placed = 0
-            wire = builds.wire[n, s]
-            if wire < 0 or wire >= space.wires.shape[1] or not space.wires[i, wire]:
-                return False
-        if not space.legal[i, c, b, g, t]:
+        placed = _aligned(placed, tensor_options[t]) + (1 << g)
+        if placed > cluster_gpus[c]:
             return False
-        placed = _aligned(placed, space.tensor_options[t]) + space.gpu_options[g]
-        if placed > space.cluster_gpus[i, c]:
+        if s < begin or s >= end:
+            continue
+        low, high, deeper = border[s], border[s + 1], extra[s]
+        if high <= low or deeper < 0 or deeper > MAX_EXTRA_WARMUP:
             return False
-        if space.farthest[i, c, b, g, t, stages - s + extra - 1, low] < high:
+        if s > 0 and deeper > extra[s - 1] + 1:
+            return False
+        if crosses and (wire[s] < 0 or wire[s] >= len(wires) or not wires[wire[s]]):
+            return False
+        if not legal[c, b, g, t] or farthest[c, b, g, t, stages - s + deeper - 1, low] < high:
             return False
     return True
 
 
 @njit(inline="always")
-def _shift(space, builds, n, kind, place, direction):
-    """Carries out a move, legal or not; False where it changes nothing that is read."""
-    stages = builds.stage[n]
-    if kind == MOVE_MICRO_BATCH:
-        builds.micro_batch[n] += direction
-        return True
-    if place >= stages:
-        return False
-    if kind == MOVE_BORDER:
-        builds.border[n, place] += direction
-    elif kind == MOVE_TENSOR:
-        builds.tensor[n, place] += direction
-    elif kind == MOVE_GPUS:
-        builds.gpus[n, place] += direction
-    elif kind == MOVE_WARMUP:
-        builds.extra[n, place] += direction
-        return place < stages - 1
-    elif kind == MOVE_WIRE:
-        i = builds.instance[n]
-        wire = builds.wire[n, place] + direction
-        while 0 <= wire < space.wires.shape[1] and not space.wires[i, wire]:
-            wire += direction
-        builds.wire[n, place] = wire
-        return builds.cluster[n, place] != builds.cluster[n, place - 1]
-    return True
-
-
-@njit(inline="always")
-def _undo(builds, n, saved, wire, kind, place, direction):
-    """Takes back what `_shift` did."""
-    if kind == MOVE_MICRO_BATCH:
-        builds.micro_batch[n] -= direction
-    elif place < saved:
-        if kind == MOVE_BORDER:
-            builds.border[n, place] -= direction
-        elif kind == MOVE_TENSOR:
-            builds.tensor[n, place] -= direction
-        elif kind == MOVE_GPUS:
-            builds.gpus[n, place] -= direction
-        elif kind == MOVE_WARMUP:
-            builds.extra[n, place] -= direction
-        elif kind == MOVE_WIRE:
-            builds.wire[n, place] = wire
+def _next_wire(wires, wire, direction):
+    """The next allowed format in a direction; out of range where there is none."""
+    wire += direction
+    while 0 <= wire < len(wires) and not wires[wire]:
+        wire += direction
+    return wire
 
 
 @njit(cache=True, nogil=True)
 def move_masks(space, builds, moves, rows, first, last, mask):
-    """Moves that lead to a feasible plan, into `mask` (k, moves); stopping is always legal."""
+    """Moves that lead to a feasible plan, into `mask` (k, moves); stopping is always legal.
+
+    The plans themselves must be feasible.
+    """
     for k in range(first, last):
         n = rows[k]
+        i = builds.instance[n]
         stages = builds.stage[n]
+        # Arrays are taken out of their tuples once: handing tuples on costs more than the work.
+        cluster, gpus, tensor = builds.cluster[n], builds.gpus[n], builds.tensor[n]
+        border, wire, extra = builds.border[n], builds.wire[n], builds.extra[n]
+        microbatches, legal, farthest = space.microbatches[i], space.legal[i], space.farthest[i]
+        cluster_gpus, wires, degrees = space.cluster_gpus[i], space.wires[i], space.tensor_options
         for m in range(len(moves)):
             kind, place, direction = moves[m, 0], moves[m, 1], moves[m, 2]
             if kind == MOVE_STOP:
                 mask[k, m] = True
                 continue
-            wire = builds.wire[n, place]
-            changed = _shift(space, builds, n, kind, place, direction)
-            mask[k, m] = changed and is_feasible(space, builds, n)
-            _undo(builds, n, stages, wire, kind, place, direction)
+            if place >= stages:
+                continue
+            b = builds.micro_batch[n]
+            begin, end = place, place + 1
+            old_wire = wire[place]
+            changed = True
+            if kind == MOVE_MICRO_BATCH:
+                b += direction
+                begin, end = 0, stages
+            elif kind == MOVE_BORDER:
+                border[place] += direction
+                begin = place - 1
+            elif kind == MOVE_TENSOR:
+                tensor[place] += direction
+            elif kind == MOVE_GPUS:
+                gpus[place] += direction
+            elif kind == MOVE_WARMUP:
+                extra[place] += direction
+                changed = place < stages - 1
+                end = place + 2
+            else:
+                wire[place] = _next_wire(wires, old_wire, direction)
+                changed = cluster[place] != cluster[place - 1]
+            if changed:
+                mask[k, m] = _keeps_rules(
+                    b, stages, cluster, gpus, tensor, border, wire, extra, microbatches, legal,
+                    farthest, degrees, cluster_gpus, wires, begin, end,
+                )  # fmt: skip
+            if kind == MOVE_BORDER:
+                border[place] -= direction
+            elif kind == MOVE_TENSOR:
+                tensor[place] -= direction
+            elif kind == MOVE_GPUS:
+                gpus[place] -= direction
+            elif kind == MOVE_WARMUP:
+                extra[place] -= direction
+            wire[place] = old_wire
 
 
 @njit(cache=True, nogil=True)
@@ -610,5 +620,18 @@ def move(space, builds, moves, actions, legal):
     """Carries out one move in every environment; forbidden ones change nothing."""
     for n in range(len(actions)):
         kind, place, direction = moves[actions[n], 0], moves[actions[n], 1], moves[actions[n], 2]
-        if legal[n] and kind != MOVE_STOP:
-            _shift(space, builds, n, kind, place, direction)
+        if not legal[n]:
+            continue
+        if kind == MOVE_MICRO_BATCH:
+            builds.micro_batch[n] += direction
+        elif kind == MOVE_BORDER:
+            builds.border[n, place] += direction
+        elif kind == MOVE_TENSOR:
+            builds.tensor[n, place] += direction
+        elif kind == MOVE_GPUS:
+            builds.gpus[n, place] += direction
+        elif kind == MOVE_WARMUP:
+            builds.extra[n, place] += direction
+        elif kind == MOVE_WIRE:
+            wires = space.wires[builds.instance[n]]
+            builds.wire[n, place] = _next_wire(wires, builds.wire[n, place], direction)
