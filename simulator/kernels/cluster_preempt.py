@@ -10,6 +10,8 @@ all active jobs per event. This kernel finds the same set with a few comparisons
   what jobs ranked before it leave. That test needs the free GPUs and the running jobs ranked after
   it, a short walk from the end of the ranking.
 * Where it fits, everything ranked before it stays as it is; only the rest is filled anew.
+* As time goes by running jobs only rise in the ranking, so that a size whose first waiting job did
+  not fit need not be looked at before something completes, changes level or arrives in that size.
 
 Keys are int64 and relative to the present: remaining time, remaining GPU time or a level. Equal
 keys go by index, that is by submission and then job id.
@@ -258,6 +260,8 @@ def run_preemptive(
     heap_key = np.empty(jobs * copies, np.int64)
     heap_job = np.empty(jobs * copies, np.int64)
     waiting = np.zeros(classes, np.int64)
+    # Whether the first waiting job of a size may fit by now; an arrival concerns its size only.
+    may_fit = np.zeros(classes, np.bool_)
 
     run_key = np.empty(jobs, np.int64)
     run_job = np.empty(jobs, np.int64)
@@ -288,6 +292,9 @@ def run_preemptive(
         if arrived < jobs and submit_ms[arrived] < now:
             now = submit_ms[arrived]
 
+        if alarms > 0 and alarm_ms[alarm_heap[0]] == now:
+            for index in range(classes):
+                may_fit[index] = True
         while alarms > 0 and alarm_ms[alarm_heap[0]] == now:
             job = alarm_heap[0]
             events += 1
@@ -332,10 +339,16 @@ def run_preemptive(
             index = gang_class[job]
             _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
             waiting[index] += 1
+            may_fit[index] = True
             arrived += 1
             events += 1
 
         # Running jobs carry keys of the present where keys of running jobs move at unlike pace.
+        any_waits = False
+        for index in range(classes):
+            any_waits = any_waits or (may_fit[index] and waiting[index] > 0)
+        if not any_waits:
+            continue
         if key_kind == REMAINING_GPU_TIME:
             for place in range(running):
                 job = run_job[place]
@@ -358,7 +371,7 @@ def run_preemptive(
             chosen_job = np.int64(-1)
             chosen_after = 0
             for index in range(classes):
-                if waiting[index] == 0:
+                if waiting[index] == 0 or not may_fit[index]:
                     continue
                 job = _first_waiting(heap_key, heap_job, waiting, base, index, is_running, key)
                 if job < 0:
@@ -375,7 +388,8 @@ def run_preemptive(
                 ):
                     after -= 1
                     room += gpus[run_job[after]]
-                if room >= class_gpus[index]:
+                may_fit[index] = room >= class_gpus[index]
+                if may_fit[index]:
                     chosen = index
                     chosen_key = value
                     chosen_job = job
@@ -494,6 +508,8 @@ def run_preemptive(
                 _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
                 waiting[index] += 1
             if refill:
+                for index in range(classes):
+                    may_fit[index] = False
                 break
     return events, segments, segment_count
 
