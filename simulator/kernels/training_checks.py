@@ -1,4 +1,7 @@
-"""The training kernel's device functions over arrays: what compute and collectives publish."""
+"""The training kernel's device functions over arrays: what compute and collectives publish.
+
+Numba's on-disk cache does not see changes in `training_cost`: touch this file after changing that.
+"""
 
 from __future__ import annotations
 

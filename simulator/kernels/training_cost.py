@@ -35,7 +35,7 @@ def matmul_s(m, n, k, flop_per_s, memory_bytes_per_s, half_mn, half_k):
 
 @njit(cache=True, nogil=True)
 def all_gather_s(size, ranks, local, peer, network, hop_s, start_s):
-    """All-gather (or reduce-scatter) of `size` bytes in total: two levels that work at once."""
+    """All-gather (or reduce-scatter) of `size` bytes in total: inside nodes, then between them."""
     if ranks <= 1:
         return 0.0
     group = min(local, ranks)
@@ -43,7 +43,7 @@ def all_gather_s(size, ranks, local, peer, network, hop_s, start_s):
     time = size * (group - 1) / group / peer
     latency = (ranks - nodes) * hop_s
     if nodes > 1:
-        time = max(time, size / group * (nodes - 1) / nodes / network)
+        time += size / group * (nodes - 1) / nodes / network
         latency += start_s * (1 + HOP_SHARE * (nodes - 1))
     return time + latency
 
@@ -55,15 +55,17 @@ def all_reduce_s(size, ranks, local, peer, network, hop_s, start_s, in_switch):
         return 0.0
     group = min(local, ranks)
     nodes = ceil(ranks / group)
-    ring = 2 * all_gather_s(size, ranks, local, peer, network, hop_s, start_s)
+    # One kernel reduces, scatters and gathers: it starts once.
+    ring = 2 * all_gather_s(size, ranks, local, peer, network, hop_s, 0.0)
     if nodes == 1:
         if in_switch > 0 and ranks >= 5:
             return min(ring, 1.5 * size * (ranks - 1) / ranks / peer + 5 * hop_s)
         return ring
     inside = 2 * size * (group - 1) / group / peer
     between = 2 * size / group * (nodes - 1) / nodes / network
-    latency = 2 * ((group - 1) * hop_s + start_s * (1 + HOP_SHARE * log2(nodes)))
-    return min(ring, max(inside, between) + latency)
+    tree = inside + between + 2 * (group - 1) * hop_s
+    ring += start_s * (1 + 2 * HOP_SHARE * (nodes - 1))
+    return min(ring, tree + start_s * (1 + 2 * HOP_SHARE * log2(nodes)))
 
 
 @njit(cache=True, nogil=True)
@@ -75,7 +77,7 @@ def all_to_all_s(size, ranks, local, peer, network, hop_s, start_s):
     nodes = ceil(ranks / group)
     time = size * (group - 1) / ranks / peer + hop_s * (group - 1)
     if nodes > 1:
-        time = max(time, size * (ranks - group) / ranks / network) + start_s
+        time += size * (ranks - group) / ranks / network + start_s
     return time
 
 

@@ -12,7 +12,7 @@ from dtgym.experiments.validation import measured, measured_data, measured_fit, 
 from dtgym.simulator import calibration
 from dtgym.simulator.errors import InvalidInput
 
-STORED_TEST_MAPE = 0.0554
+STORED_TEST_MAPE = 0.0544
 """Error on split = test with the shipped constants when they were stored."""
 
 MARGIN = 0.005

@@ -126,17 +126,12 @@ def reference_s(model: Transformer, device: Accelerator, microbatch: int, ranks:
     peer = device.peer_bytes_per_s * k["peer_efficiency"]
     network = 100e9 / 8 * k["network_efficiency"]
     start = k["network_start_s"] + 5e-6
-    ring = max(
-        size * (group - 1) / group / peer,
-        size / group * (nodes - 1) / nodes / network if nodes > 1 else 0,
-    )
-    ring += (ranks - nodes) * k["peer_hop_s"]
-    ring += start * (1 + 0.05 * (nodes - 1)) if nodes > 1 else 0
-    tree = max(
-        2 * size * (group - 1) / group / peer, 2 * size / group * (nodes - 1) / nodes / network
-    )
-    tree += 2 * ((group - 1) * k["peer_hop_s"] + start * (1 + 0.05 * np.log2(nodes)))
-    sync = 0 if ranks == 1 else min(2 * ring, tree) if nodes > 1 else 2 * ring
+    gather = size * (group - 1) / group / peer + (ranks - nodes) * k["peer_hop_s"]
+    gather += size / group * (nodes - 1) / nodes / network
+    ring = 2 * gather + (start * (1 + 0.1 * (nodes - 1)) if nodes > 1 else 0)
+    tree = 2 * (size * (group - 1) / group / peer + size / group * (nodes - 1) / nodes / network)
+    tree += 2 * (group - 1) * k["peer_hop_s"] + start * (1 + 0.1 * np.log2(nodes))
+    sync = 0 if ranks == 1 else min(ring, tree) if nodes > 1 else ring
     update = held * k["optimizer_bytes"] / memory_rate + k["iteration_s"]
     steps = batch // (ranks * microbatch)
     return steps * (model.layers * (forward + backward) + head) + sync + update
