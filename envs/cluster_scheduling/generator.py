@@ -367,17 +367,17 @@ def _fits_empty(
         choose_place=False,
         choose_levels=choose_levels,
     )
-    state = np.zeros(rules.words, dtype=np.int64)
-    grid = np.zeros((2, len(nodes)), dtype=np.int16)
-    state[layout.SLOTS_USED] = 1
+    state = np.zeros((1, rules.words), dtype=np.int64)
+    grid = np.zeros((1, 2, len(nodes)), dtype=np.int16)
+    state[0, layout.SLOTS_USED] = 1
     free = rules.constants[layout.B_FREE]
-    state[free : free + nodes.shape[0] * layout.RESOURCES] = nodes[:, : layout.RESOURCES].ravel()
+    state[0, free : free + nodes.shape[0] * layout.RESOURCES] = nodes[:, : layout.RESOURCES].ravel()
     good = np.zeros(len(distinct), dtype=np.bool_)
     for row in range(len(distinct)):
-        state[layout.WINDOW] = row
-        state[rules.constants[layout.B_SLOTS] + layout.SLOT_ROOM] = 0
+        state[0, layout.WINDOW] = row
+        state[0, rules.constants[layout.B_SLOTS] + layout.SLOT_ROOM] = 0
         grid[:] = 0
-        good[row] = kernel.fits_first_slot(state, grid, rules.constants, stream, nodes)
+        good[row] = kernel.fits_first_slot(0, state, grid, rules.constants, stream, nodes)
     return good[which.ravel()] & (jobs.num_gpus > 0)
 
 

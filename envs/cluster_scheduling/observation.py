@@ -65,7 +65,7 @@ def write_range(
     first: int,
     last: int,
     which: Any,
-    state: Any,
+    s: Any,
     c: Any,
     numbers: Any,
     stream: Any,
@@ -84,7 +84,7 @@ def write_range(
         first: First place in `which`.
         last: End of the places.
         which: Environments asked for.
-        state: See `layout`, as the next three.
+        s: State, see `layout`, as the next three.
         c: See there.
         numbers: See there.
         stream: See there.
@@ -99,56 +99,63 @@ def write_range(
     """
     count = c[K_NODES]
     for place in range(first, last):
-        s = state[which[place]]
-        window = s[WINDOW]
-        now = s[NOW]
-        queue[place, s[SLOTS_USED] :] = 0.0
-        running[place, s[RUNNING] :] = 0.0
-        node_out[place] = 0.0
-        cluster[place] = 0.0
-        for k in range(s[SLOTS_USED]):
+        i = which[place]
+        window = s[i, WINDOW]
+        now = s[i, NOW]
+        for k in range(s[i, SLOTS_USED], queue.shape[1]):
+            for f in range(queue.shape[2]):
+                queue[place, k, f] = 0.0
+        for spot in range(s[i, RUNNING], running.shape[1]):
+            for f in range(running.shape[2]):
+                running[place, spot, f] = 0.0
+        for n in range(count):
+            for f in range(node_out.shape[2]):
+                node_out[place, n, f] = 0.0
+        for f in range(cluster.shape[1]):
+            cluster[place, f] = 0.0
+        for k in range(s[i, SLOTS_USED]):
             slot = c[B_SLOTS] + k * SLOT_WORDS
-            job = s[slot + SLOT_JOB]
+            job = s[i, slot + SLOT_JOB]
             row = window + job
             queue[place, k, 0] = 1.0
             for f in range(STATIC_JOB):
                 queue[place, k, 1 + f] = job_features[row, f]
-            queue[place, k, 12] = squashed_time(s[c[B_JOBS] + job * JOB_WORDS + ESTIMATE])
-            queue[place, k, 13] = squashed_time(now - (stream[row, SUBMIT] - s[ORIGIN]))
-            queue[place, k, 14] = s[slot + STARTABLE]
+            queue[place, k, 12] = squashed_time(s[i, c[B_JOBS] + job * JOB_WORDS + ESTIMATE])
+            queue[place, k, 13] = squashed_time(now - (stream[row, SUBMIT] - s[i, ORIGIN]))
+            queue[place, k, 14] = s[i, slot + STARTABLE]
             queue[place, k, 15] = 0.0
-        if s[CHOSEN] >= 0:
-            queue[place, s[CHOSEN], 15] = 1.0
+        if s[i, CHOSEN] >= 0:
+            queue[place, s[i, CHOSEN], 15] = 1.0
         for n in range(count):
             for f in range(STATIC_NODE):
                 node_out[place, n, f] = node_features[n, f]
             for r in range(RESOURCES):
                 if nodes[n, CAPACITY + r] > 0:
-                    free = s[c[B_FREE] + n * RESOURCES + r]
+                    free = s[i, c[B_FREE] + n * RESOURCES + r]
                     node_out[place, n, STATIC_NODE + r] = free / nodes[n, CAPACITY + r]
             if nodes[n, CAPACITY] > 0:
-                share = s[c[B_TENTATIVE] + n] / nodes[n, CAPACITY]
+                share = s[i, c[B_TENTATIVE] + n] / nodes[n, CAPACITY]
                 node_out[place, n, STATIC_NODE + RESOURCES] = share
-        for spot in range(min(s[RUNNING], running.shape[1])):
-            job = s[c[B_RUNNING] + spot * RUNNING_WORDS + RUNNING_JOB]
+        for spot in range(min(s[i, RUNNING], running.shape[1])):
+            job = s[i, c[B_RUNNING] + spot * RUNNING_WORDS + RUNNING_JOB]
             words = c[B_JOBS] + job * JOB_WORDS
-            elapsed = now - s[words + START]
+            elapsed = now - s[i, words + START]
             running[place, spot, 0] = 1.0
             running[place, spot, 1] = job_features[window + job, 0]
-            running[place, spot, 2] = squashed_time(s[words + ESTIMATE] - elapsed)
+            running[place, spot, 2] = squashed_time(s[i, words + ESTIMATE] - elapsed)
             running[place, spot, 3] = squashed_time(elapsed)
-            running[place, spot, 4] = s[words + NODES_USED] / count
-        cluster[place, s[PHASE]] = 1.0
+            running[place, spot, 4] = s[i, words + NODES_USED] / count
+        cluster[place, s[i, PHASE]] = 1.0
         for r in range(RESOURCES):
             if numbers[N_TOTAL + r] > 0:
-                cluster[place, 5 + r] = s[HELD + r] / numbers[N_TOTAL + r]
-                cluster[place, 10 + r] = s[BUSY + r] / (numbers[N_TOTAL + r] * BUSY_SCALE)
-        backlog = s[ARRIVED] - s[SHOWN]
+                cluster[place, 5 + r] = s[i, HELD + r] / numbers[N_TOTAL + r]
+                cluster[place, 10 + r] = s[i, BUSY + r] / (numbers[N_TOTAL + r] * BUSY_SCALE)
+        backlog = s[i, ARRIVED] - s[i, SHOWN]
         cluster[place, 15] = backlog / (8.0 + backlog)
-        cluster[place, 16] = (c[K_JOBS] - s[ARRIVED]) / c[K_JOBS]
-        cluster[place, 17] = (c[K_JOBS] - s[FINISHED]) / c[K_JOBS]
+        cluster[place, 16] = (c[K_JOBS] - s[i, ARRIVED]) / c[K_JOBS]
+        cluster[place, 17] = (c[K_JOBS] - s[i, FINISHED]) / c[K_JOBS]
         cluster[place, 18] = min(numbers[N_SIGMA], 1.0)
-        clock_s = epoch_s + (s[ORIGIN] + now) * 1e-3
+        clock_s = epoch_s + (s[i, ORIGIN] + now) * 1e-3
         day = 2 * np.pi * ((clock_s / 86400.0) % 1.0)
         week = 2 * np.pi * ((clock_s / 604800.0) % 1.0)
         cluster[place, 19] = np.sin(day)
