@@ -76,7 +76,7 @@ def run(
         key = np.random.Generator(np.random.PCG64(resources.seed)).permutation(len(row))
     resources.with_rank(key)
     pairing, least = SHARING.get(policy, (cluster_machine.CONTENDING, 1.0))
-    if policy in SHARING and not m.jobs["has_stages"].any():
+    if policy in SHARING and len(row) and not m.jobs["has_stages"].any():
         raise InvalidInput(
             f"policy {policy} needs speed=SpeedModel(...) and the jobs' stage times "
             "(columns cpu_stage_s, gpu_stage_s, network_stage_s)"

@@ -188,10 +188,16 @@ def _estimated_end(m: Any, job: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _easy(m: Any, choices: Any, lifted: Any, ends: Any, order: Any, rule: int, seed: int) -> None:
+def _easy(
+    m: Any, choices: Any, shut: Any, lifted: Any, ends: Any, order: Any, rule: int, seed: int
+) -> None:
     """EASY backfilling: later jobs start if the head's reserved start does not move."""
-    while m.counters[WAITING_COUNT] > 0 and _fit_now(m, m.waiting[0], choices, rule, seed):
-        start(m, m.waiting[0], NOBODY)
+    while m.counters[WAITING_COUNT] > 0:
+        head = m.waiting[0]
+        if shut[m.jobs[head].shape] or not _fit_now(m, head, choices, rule, seed):
+            shut[m.jobs[head].shape] = True
+            break
+        start(m, head, NOBODY)
     if m.counters[WAITING_COUNT] < 2:
         return
     head = m.waiting[0]
@@ -218,7 +224,10 @@ def _easy(m: Any, choices: Any, lifted: Any, ends: Any, order: Any, rule: int, s
     while spot < m.counters[WAITING_COUNT]:
         job = m.waiting[spot]
         spot += 1
+        if shut[m.jobs[job].shape]:
+            continue
         if not _fit_now(m, job, choices, rule, seed):
+            shut[m.jobs[job].shape] = True
             continue
         if m.counters[NOW] + m.jobs[job].estimate_ms > reserved:
             take(m, lifted, job, m.held[job], TAKE)
@@ -576,7 +585,7 @@ def run_policy(
         if policy == IN_ORDER:
             _in_order(m, choices, shut, rule, skip, seed)
         elif policy == EASY:
-            _easy(m, choices, lifted, keys, order, rule, seed)
+            _easy(m, choices, shut, lifted, keys, order, rule, seed)
         elif policy == CONSERVATIVE:
             _conservative(m, choices, keys, order, depth, rule, seed)
         elif policy == DOMINANT_SHARE:

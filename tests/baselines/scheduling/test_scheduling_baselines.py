@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import dtgym.envs  # noqa: F401
 from dtgym.baselines.scheduling import COMPILED, METHODS
 from dtgym.baselines.scheduling.gavel import solve_finish_time, solve_max_min
+from dtgym.baselines.scheduling.history import estimate_durations_s
 from dtgym.baselines.scheduling.pollux import repair
 from dtgym.simulator import cluster, hardware, job_synthesis
 from dtgym.simulator.errors import InvalidInput
@@ -330,3 +331,86 @@ def test_every_method_plays_an_episode_of_the_environment(name):
         if terminated or truncated:
             break
     assert terminated
+
+
+@settings(max_examples=25)
+@given(jobs=tables(), cut=st.integers(0, 20))
+def test_estimates_know_nothing_of_the_future(jobs, cut):
+    """Changing what has not finished at a time changes no estimate made until then."""
+    before = estimate_durations_s(jobs)
+    longer = np.where(
+        jobs.submit_s + jobs.duration_s > cut, jobs.duration_s + 1000, jobs.duration_s
+    )
+    after = estimate_durations_s(jobs.with_columns({"duration_s": longer}, synthetic=False))
+    known = jobs.submit_s <= cut
+    assert np.array_equal(before[known], after[known])
+    assert (before > 0).all()
+
+
+def random_fleet(random):
+    """A few nodes with uneven resources and two GPU types in two racks."""
+    groups = []
+    for index in range(int(random.integers(1, 5))):
+        kind = hardware.accelerator(str(random.choice(["V100-32", "T4"])))
+        groups.append(
+            hardware.NodeGroup(
+                1,
+                hardware.Node(
+                    f"n{index}", kind, int(random.integers(1, 9)), int(random.integers(4, 33)),
+                    float(random.integers(20, 400)) * 1e9, 5e8, 2e10, rack=f"r{index % 2}",
+                ),
+            )
+        )  # fmt: skip
+    return hardware.Cluster("fleet", tuple(groups))
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    name=st.sampled_from(sorted(COMPILED)),
+    rule=st.sampled_from(
+        ["consolidate", "best_fit", "worst_fit", "random_fit", "spread", "pooled"]
+    ),
+    share=st.booleans(),
+    interval=st.sampled_from([0.0, 0.0, 60.0]),
+)
+def test_compiled_schedulers_keep_the_laws_on_random_fleets(seed, name, rule, share, interval):
+    """Everything that can run does, no node or job is oversold, the same seed is the same bytes."""
+    random = np.random.default_rng(seed)
+    count = int(random.integers(1, 20))
+    jobs = job_synthesis.fill(
+        JobTable.from_columns(
+            submit_s=random.integers(0, 200, size=count),
+            duration_s=random.integers(0, 300, size=count),
+            num_gpus=random.choice([0, 1, 1, 2, 4, 8], size=count),
+            cpu_cores=random.integers(0, 20, size=count),
+            gpu_fraction=random.choice([0.25, 1, 1], size=count),
+            user=random.choice(["ann", "bob"], size=count),
+        ),
+        seed=seed,
+    )
+    fleet = random_fleet(random)
+    speed = SpeedModel(overlap=0.3, gpu_speed={"T4": 0.3}, share_network=share)
+    options = {"placement": rule, **COMPILED[name], "estimate_s": jobs.duration_s * 1.1}
+
+    def play():
+        return cluster.simulate(
+            jobs, fleet, speed=speed, preemption_cost_s=2.0, decision_interval_s=interval,
+            impossible="reject", seed=seed % 97, **options,
+        )  # fmt: skip
+
+    outcome = play()
+    ran = ~np.isnan(outcome.finish_s)
+    assert ran.sum() + len(outcome.rejected) == count
+    stretches = outcome.stretches
+    limit = outcome.capacity.copy()
+    if share:
+        limit[4] = np.inf
+    for now in np.unique(stretches.start_s):
+        live = (stretches.start_s <= now) & (now < stretches.end_s)
+        assert (stretches.held[live].sum(axis=0) <= limit * (1 + 1e-9)).all()
+    held_s = np.zeros(count)
+    np.add.at(held_s, stretches.job, stretches.end_s - stretches.start_s)
+    assert np.allclose((outcome.queueing_s + held_s)[ran], outcome.jct_s[ran], atol=1e-6)
+    again = play()
+    assert outcome.finish_s.tobytes() == again.finish_s.tobytes()
