@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,8 +148,7 @@ def branch_and_bound(
         for n in range(len(bounded)):
             rows = [i for _, m, i in pool[first : first + _WARM_START] if m == n]
             if rows:
-                group = bounded[n]
-                search.expand(replace(group.shape, bound=group.split).take(rows))
+                search.expand(bounded[n], np.array(rows), bounded[n].split[rows])
         if search.best is not None:
             break
     waiting: dict[int, list[tuple[int, NDArray[np.int64]]]] = {}
@@ -373,21 +373,50 @@ class _Search:
             splits = np.concatenate([splits for _, splits in pairs])
             for first in range(0, len(rows), _PAIRS):
                 part = slice(first, first + _PAIRS)
-                plans = bounded[n].shape.take(rows[part])
-                self.expand(replace(plans, bound=splits[part]))
+                self.expand(bounded[n], rows[part], splits[part])
 
-    def expand(self, plans: Plans) -> None:
-        """Prices plans under every combination of wires and warm-up depths."""
+    def expand(
+        self, group: _Bounded, rows: NDArray[np.int64], splits: NDArray[np.integer[Any]]
+    ) -> None:
+        """Prices shapes with a split each under every combination of wires and warm-up depths."""
+        plans = replace(group.shape.take(rows), bound=splits)
+        plans = plans.take(self._worth(plans, group.transfer_s[rows], group.deepest))
+        if not len(plans):
+            return
         crosses = plans.cluster[:, 1:] != plans.cluster[:, :-1]
+        borders = crosses.sum(axis=1)
         for depths in self._depths(plans.width):
             deeper = replace(plans, warmup=np.broadcast_to(depths, plans.warmup.shape))
-            for count in np.unique(crosses.sum(axis=1)).tolist():
-                member = crosses.sum(axis=1) == count
-                some, where = deeper.take(member), crosses[member]
+            for count in np.unique(borders).tolist():
+                some, where = deeper.take(borders == count), crosses[borders == count]
                 for codes in product(self.variants.wires, repeat=count):
                     wire = some.wire.copy()
                     wire[where] = np.tile(codes, len(some))
                     self.price(replace(some, wire=wire))
+
+    def _worth(
+        self, plans: Plans, transfer_s: Floats, deepest: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which plans have a chance whatever wire and depth they get.
+
+        Deeper warm-up only needs more memory and no wire needs less, so that what does not fit now
+        never fits; and what the first stage does after its last backward no variant shortens.
+        """
+        self.candidates += len(plans)
+        costs = partition.stage_costs(self.problem, plans)
+        work = costs.forward_s + costs.backward_s
+        steps = work.copy()
+        steps[:, :-1] += transfer_s
+        around = np.cumsum(steps, axis=1) - steps
+        rest = steps.sum(axis=1, keepdims=True) - around - work
+        m = costs.microbatches[:, None]
+        left = np.maximum(m - 1 - deepest, 0)
+        alone = around + m * work
+        behind = around + rest + (1 + left) * costs.forward_s + m * costs.backward_s
+        bound = np.maximum(alone, behind).max(axis=1)
+        bound += costs.synchronise_s[:, 0] + costs.update_s[:, 0]
+        # Sums in another order than the evaluator's: leave room for rounding.
+        return costs.feasible & (bound * (1 - 1e-12) < self.best_s)
 
     def price(self, plans: Plans) -> None:
         """Prices plans that the lower bound leaves a chance."""
