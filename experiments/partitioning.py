@@ -183,7 +183,7 @@ def _ratio(own: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[float,
     """Mean ratio with its 95 % bootstrap interval over instances."""
     both = np.isfinite(own) & np.isfinite(other)
     if not both.any():
-        return (float("nan"),) * 3
+        return float("nan"), float("nan"), float("nan")
     estimate = statistics.mean_estimate((own[both] / other[both])[None, :, None])
     return estimate.point, estimate.low, estimate.high
 

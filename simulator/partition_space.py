@@ -272,10 +272,10 @@ class PlanSpace:
         elif self.rules.recompute == "full":
             whole = whole + tables.forward_s
         _, low, part = tables.lookup
-        result = np.full(
-            (*whole.shape[:2], int(self.microbatch.max()).bit_length(), whole.shape[3]), np.nan
-        )
-        for k in range(result.shape[2]):
+        count = int(self.microbatch.max()).bit_length()
+        rows, degrees, _, borders = whole.shape
+        result = np.full((rows, degrees, count, borders), np.nan)
+        for k in range(count):
             samples = 1 << k
             if samples < len(low) and low[samples] >= 0:
                 below = whole[:, :, low[samples]]

@@ -39,7 +39,7 @@ class Amp(Planner):
         space = evaluator.space
         count = int(space.arrays.clusters[0])
         gpus = space.problem.gpus[0, :count]
-        shapes = []
+        shapes: list[tuple[list[int], int | list[int], int]] = []
         for order in _orders(space, list(range(count))):
             for g, size in enumerate(space.gpu_options.tolist()):
                 homes = [c for c in order for _ in range(int(gpus[c]) // size)]
@@ -62,7 +62,7 @@ class Sailor(Planner):
         """Ranks the shapes by Sailor's form and prices the first plan that fits."""
         space = evaluator.space
         count = int(space.arrays.clusters[0])
-        shapes = []
+        shapes: list[tuple[list[int], int | list[int], int]] = []
         for members in _subsets(space, count):
             for order in _orders(space, members):
                 for each in range(1, space.rules.max_stages // len(order) + 1):
@@ -90,7 +90,9 @@ def _orders(space: PlanSpace, clusters: list[int]) -> list[tuple[int, ...]]:
     return [tuple(order), tuple(order[::-1])]
 
 
-def _over_batches(space: PlanSpace, shapes: list[tuple[list[int], object, int]]) -> Layouts:
+def _over_batches(
+    space: PlanSpace, shapes: list[tuple[list[int], int | list[int], int]]
+) -> Layouts:
     """Every shape with every micro-batch; tensor degrees stop at what a stage holds."""
     batches = np.flatnonzero(space.microbatch[0] > 0)
     width = space.rules.max_stages

@@ -299,6 +299,7 @@ def read_plan(row: Sequence[Any] | Mapping[str, Any], inputs: Inputs) -> Plan:
         InvalidInput: Missing columns, columns of different lengths, a group that dp and tp do not
             fill, borders out of order, or more ranks than the hosts have.
     """
+    values: list[Any]
     if isinstance(row, Mapping):
         missing = [name for name in PLAN_COLUMNS if name not in row]
         values = [row.get(name) for name in PLAN_COLUMNS]
@@ -477,7 +478,7 @@ def _field(document: Mapping[str, Any], name: str, kind: type, where: str) -> An
 
 
 def _number(document: Mapping[str, Any], name: str, where: str, *, positive: bool = False) -> float:
-    value = document.get(name)
+    value: Any = document.get(name)
     good = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
     if not good or value < 0 or (positive and value == 0):
         bound = "above 0" if positive else "at least 0"

@@ -43,7 +43,7 @@ STEPS_PER_DECISION = 8
 """An agent that ignores masks is cut off after so many steps per decision of the longest plan."""
 
 
-class _PartitionDynamics(Dynamics):
+class PartitionDynamics(Dynamics):
     """What both environments share: the pool, the plans, observation and state."""
 
     improving = False
@@ -175,7 +175,7 @@ class _PartitionDynamics(Dynamics):
         return costs.time_s, vector
 
 
-class ConstructionDynamics(_PartitionDynamics):
+class ConstructionDynamics(PartitionDynamics):
     """Builds plans from nothing; see the environment for the rules."""
 
     def __init__(self, num_envs: int, parameters: Parameters) -> None:
@@ -216,7 +216,7 @@ class ConstructionDynamics(_PartitionDynamics):
         return self.space.masks(self.builds, which)
 
 
-class ImprovementDynamics(_PartitionDynamics):
+class ImprovementDynamics(PartitionDynamics):
     """Improves the rules of thumb's plan by local moves; see the environment for the rules."""
 
     improving = True

@@ -16,7 +16,7 @@ from dtgym.simulator.partition_timeline import MAX_SPANS, PlanTimeline, plan_tim
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dtgym.envs.model_partitioning.dynamics import _PartitionDynamics as PartitionDynamics
+    from dtgym.envs.model_partitioning.dynamics import PartitionDynamics
 
 _WIDTH_INCHES, _HEIGHT_INCHES, _DOTS_PER_INCH = 9.0, 5.0, 80
 _COLOURS = {

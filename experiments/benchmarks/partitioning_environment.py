@@ -8,9 +8,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-import dtgym.envs  # noqa: F401  registers the environments' ids
-
-SIZES = {"dtgym/ModelPartitioning-v0": (1, 1024), "dtgym/ModelPartitioning-Improve-v0": (256,)}
+SIZES = {
+    "dtgym.envs:dtgym/ModelPartitioning-v0": (1, 1024),
+    "dtgym.envs:dtgym/ModelPartitioning-Improve-v0": (256,),
+}
 STEPS = 150
 ROUNDS = 3
 
