@@ -1,8 +1,9 @@
 """Time of collectives among accelerators of one cluster, in two levels.
 
 A collective runs inside the nodes over the peer link and exchanges shares between nodes over the
-network: reduce-scatter inside, exchange of 1/g of the bytes between, all-gather inside. All-reduces take the fastest of ring, tree between nodes, and the switch's own addition where
-there is one. Times are alpha + beta x bytes, with a start for messages between nodes.
+network: reduce-scatter inside, exchange of 1/g of the bytes between, all-gather inside. All-reduces
+take the fastest of ring, tree between nodes, and the switch's own addition where there is one.
+Times are alpha + beta x bytes, with a start for messages between nodes.
 """
 
 from __future__ import annotations
