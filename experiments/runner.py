@@ -22,11 +22,11 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -40,11 +40,14 @@ from dtgym.experiments.suites import Instance, Suite
 from dtgym.experiments.tensorboard import RunLog
 from dtgym.simulator.errors import InvalidInput
 
+Outcome: TypeAlias = "tuple[Instance, int, Episode]"
+"""A test episode: its instance, its seed and what it came to."""
 Report = Callable[[float], None]
 """Called with the part of a run that is done, from 0 to 1."""
 
 RESULT = "result.json"
 PROVENANCE = "provenance.json"
+TIMING = "timing.json"
 RECENT_EPISODES = 100
 """Episodes in the running mean of ``rollout/ep_rew_mean``, as in Stable-Baselines3."""
 PREPARATION_SHARE = 0.9
@@ -187,7 +190,7 @@ def run(spec: RunSpec, *, resume: bool = False, report: Report | None = None) ->
         method.prepare(suite.for_preparation(), seed=spec.seed, budget=budget)
         budget.finish(method)
         prepared_s = time.perf_counter()
-        outcomes: list[tuple[Instance, int, Episode]] = []
+        outcomes: list[Outcome] = []
         for instance, seed in tests:
             outcomes.append((instance, seed, player.play(instance, seed)))
             budget.tell(len(outcomes))
@@ -197,28 +200,9 @@ def run(spec: RunSpec, *, resume: bool = False, report: Report | None = None) ->
             log.record(budget.axis, {"test/mean_reward": mean})
         log.hyperparameters({**spec.config, "seed": spec.seed}, str(folder.relative_to(spec.runs)))
     player.close()
-    solutions.write(
-        folder / solutions.FILE_NAME,
-        [_solution(spec, method, *outcome) for outcome in outcomes],
-    )
-    decisions = sum(len(episode.actions) for *_, episode in outcomes)
-    write_json(
-        folder / "timing.json",
-        {
-            "preparation_s": prepared_s - started_s,
-            "test_s": tested_s - prepared_s,
-            "decisions": decisions,
-            "mean_decision_s": sum(e.decision_s for *_, e in outcomes) / max(decisions, 1),
-        },
-    )
-    write_json(
-        folder / PROVENANCE,
-        {
-            "versions": provenance.versions(),
-            "git_revision": provenance.git_revision(),
-            "machine": provenance.machine(),
-        },
-    )
+    timing = {"preparation_s": prepared_s - started_s, "test_s": tested_s - prepared_s}
+    _leave(spec, method, outcomes, timing)
+    # Last of all: whoever finds this file finds all others.
     write_json(
         folder / RESULT,
         {
@@ -240,6 +224,28 @@ def run(spec: RunSpec, *, resume: bool = False, report: Report | None = None) ->
         },
     )
     return folder
+
+
+def _leave(
+    spec: RunSpec, method: Method, outcomes: Sequence[Outcome], timing: Mapping[str, float]
+) -> None:
+    """Writes the records of the test episodes, wall times and provenance."""
+    records = [_solution(spec, method, *outcome) for outcome in outcomes]
+    solutions.write(spec.folder / solutions.FILE_NAME, records)
+    decisions = sum(len(episode.actions) for *_, episode in outcomes)
+    decision_s = sum(episode.decision_s for *_, episode in outcomes)
+    write_json(
+        spec.folder / TIMING,
+        {**timing, "decisions": decisions, "mean_decision_s": decision_s / max(decisions, 1)},
+    )
+    write_json(
+        spec.folder / PROVENANCE,
+        {
+            "versions": provenance.versions(),
+            "git_revision": provenance.git_revision(),
+            "machine": provenance.machine(),
+        },
+    )
 
 
 def result(spec: RunSpec) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def write(result: TableResult, specs: Sequence[RunSpec], folder: Path, *, comman
         ],
     )
     timings = [
-        {"method": spec.name, "seed": spec.seed, **read_json(spec.folder / "timing.json")}
+        {"method": spec.name, "seed": spec.seed, **read_json(spec.folder / runner.TIMING)}
         for spec in ordered
     ]
     columns = ("method", "seed", "preparation_s", "test_s", "decisions", "mean_decision_s")
