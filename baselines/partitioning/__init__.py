@@ -37,6 +37,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "random": _method("metaheuristics", "RandomSearch"),
     "genetic": _method("metaheuristics", "Genetic"),
     "annealing": _method("metaheuristics", "Annealing"),
+    "exhaustive": _method("exhaustive", "Exhaustive"),
     "hgtrainer": _method("hgtrainer", "HGTrainer"),
     "hgtrainer-flat": _method(
         "hgtrainer", "HGTrainer", name="hgtrainer-flat", hierarchical=False, cheap_seeds=False

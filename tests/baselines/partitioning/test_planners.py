@@ -48,8 +48,10 @@ def test_a_plan_is_feasible_buildable_and_priced_exactly(name: str, medium: Pool
         try:
             found = planner.plan(space)
         except InvalidInput:
-            # A rule may have no plan that fits; searches must find one.
-            assert name in ("holmes", "dt-fm", "metis", "metis-as-shipped", "amp", "proportional")
+            # A rule may have no plan that fits; searches must find one; proof is for small spaces.
+            assert name in (
+                "holmes", "dt-fm", "metis", "metis-as-shipped", "amp", "proportional", "exhaustive"
+            )  # fmt: skip
             continue
         assert found.time_s == space.time_s([found.plan])[0] < np.inf
         assert space.is_buildable(found.plan)
