@@ -65,6 +65,7 @@ def run() -> dict[str, Any]:
         "ratio_to_reference": exact * reference_s / REFERENCE_PLANS,
         "training_plans_per_s": _training_rate("exact"),
         "training_plans_per_s_closed_form": _training_rate("closed_form"),
+        "training_splits_screened_per_s": _screening_rate(),
     }
 
 
@@ -72,6 +73,22 @@ def _reference(times: tuple[Any, ...], plan: int) -> float:
     return pipeline_reference.iteration_time_s(
         *(time[plan].tolist() for time in times), microbatches=MICROBATCHES
     )
+
+
+def _screening_rate() -> float:
+    """Splits of 96 blocks over 8 stages, each under one of eight configurations."""
+    problem = training.Problem(
+        workload.transformer("gpt3-175b"), hardware.cluster("selene-64"), global_batch=512
+    )
+    plans = training.Plans.of(
+        tensor=np.tile([4, 8], 4), pipeline=STAGES, data=np.tile([16, 8], 4), microbatch=1
+    )
+    generator = np.random.default_rng(0)
+    splits = 10 * PLANS
+    moved = generator.integers(0, 5, (splits, STAGES // 2)).astype(np.float64)
+    layers = np.concatenate([12 + moved, 12 - moved], axis=1)
+    chosen = generator.integers(0, plans.count, splits)
+    return splits / median_duration_s(lambda: training.screen(problem, plans, chosen, layers))
 
 
 def _training_rate(fidelity: str) -> float:
