@@ -17,8 +17,8 @@ Overlap rules say who is busy while a message travels:
 - ``both_ends``: the sending stage for the whole transfer, and the receiving stage once more for
   the same time before its operation counts as done (copying in and out by blocking calls).
 
-On clusters with fast links the three differ by about a percent; with slow links and blocking calls
-measurements lie between the second and the third (docs/pipeline.md).
+On clusters with fast links the three differ by a few percent; with slow links and blocking calls
+measurements lie between the second and the third (docs/partitioning_physics.md).
 
 Source:
     Narayanan et al., SC 2021, section 2.2, for the order of operations (`pipeline_orders` has the
