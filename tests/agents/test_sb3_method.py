@@ -116,6 +116,25 @@ def test_an_interrupted_training_goes_on_to_the_same_agent(algorithm: str, tmp_p
     assert resumed.points == [point for point in whole.points if point[0] >= first]
 
 
+@pytest.mark.parametrize(
+    "env_id",
+    ["dtgym/CommunicationTuning-v0", "dtgym/ModelPartitioning-v0", "dtgym/ClusterScheduling-v0"],
+)
+def test_the_shipped_environments_are_resumed_in_mid_episode(env_id: str, tmp_path: Path) -> None:
+    suite = suites.of_environment(env_id).for_preparation()
+    small = {**SMALL_PPO, "num_envs": 4, "checkpoints": 2, "algorithm": {"n_steps": 8}}
+
+    def trained(budget: Recorder) -> SB3Method:
+        method = SB3Method("maskable_ppo", env_id, hyperparameters=small)
+        method.prepare(suite, seed=0, budget=budget)
+        return method
+
+    expected = trained(Recorder(128, tmp_path / "whole"))
+    with pytest.raises(Stop):
+        trained(Recorder(128, tmp_path / "broken", stop_after=96))
+    assert_same_weights(trained(Recorder(128, tmp_path / "broken")), expected)
+
+
 def test_a_finished_training_is_not_repeated(tmp_path: Path) -> None:
     budget = Recorder(512, tmp_path)
     expected = train(agent("ppo"), budget)
