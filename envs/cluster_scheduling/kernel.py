@@ -30,6 +30,7 @@ from dtgym.envs.cluster_scheduling.layout import (
     CAPACITY,
     CHOSEN,
     CHOSEN_LEVELS,
+    COMPILED,
     CROWD,
     CROWD_AT,
     CROWDING,
@@ -119,7 +120,7 @@ _LEVEL_COUNT = len(LEVELS)
 _TENS = np.array([100, 10, 1], dtype=np.int64)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _mix(key: Any, counter: Any) -> Any:
     """SplitMix64 at position `counter` of the stream of `key`."""
     x = key + (np.uint64(counter) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -128,12 +129,12 @@ def _mix(key: Any, counter: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _uniform(key: Any, counter: Any) -> float:
     return float(_mix(key, counter) >> np.uint64(11)) * 2.0**-53
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _level(levels: int, resource: int) -> int:
     """Quarters of resource 1..4 under packed levels; memory (2) is never cut or stretched."""
     if resource == 1:
@@ -145,7 +146,7 @@ def _level(levels: int, resource: int) -> int:
     return 4
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _refit(k: int, n: int, i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> None:
     """Room for slot k's job on node n, in GPUs, at the least levels that may be chosen."""
     slot = c[B_SLOTS] + k * SLOT_WORDS
@@ -166,7 +167,7 @@ def _refit(k: int, n: int, i: int, s: Any, grid: Any, c: Any, stream: Any, nodes
     grid[i, fit, n] = room
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _on_nodes(
     gang: int,
     fit: int,
@@ -251,7 +252,7 @@ def _on_nodes(
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _anywhere(
     gang: int, fit: int, rack: int, write: bool, i: int, s: Any, grid: Any, c: Any, nodes: Any
 ) -> bool:
@@ -285,7 +286,7 @@ def _anywhere(
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _try_rule(
     k: int, rule: int, write: bool, i: int, s: Any, grid: Any, c: Any, nodes: Any
 ) -> bool:
@@ -306,7 +307,7 @@ def _try_rule(
     return _on_nodes(gang, fit, kind, rule == WORST_FIT, write, i, s, grid, c, nodes)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _judge(i: int, s: Any, grid: Any, c: Any, nodes: Any) -> bool:
     """Marks the slots whose jobs some rule can place now; returns whether there is any."""
     anyone = False
@@ -325,7 +326,7 @@ def _judge(i: int, s: Any, grid: Any, c: Any, nodes: Any) -> bool:
     return anyone
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _show_more(i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> None:
     """Fills empty slots with the oldest jobs that have arrived and are not shown yet."""
     while s[i, SLOTS_USED] < c[K_SLOTS] and s[i, SHOWN] < s[i, ARRIVED]:
@@ -341,7 +342,7 @@ def _show_more(i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> No
             _refit(k, n, i, s, grid, c, stream, nodes)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _arrive(i: int, s: Any, c: Any, stream: Any) -> None:
     """Takes in all jobs submitted up to now."""
     while s[i, ARRIVED] < c[K_JOBS]:
@@ -354,7 +355,7 @@ def _arrive(i: int, s: Any, c: Any, stream: Any) -> None:
         s[i, ARRIVED] = job + 1
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _table_row(
     job: int, i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any, rate: Any
 ) -> int:
@@ -383,7 +384,7 @@ def _table_row(
     return best
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _hold_on(
     n: int,
     gpus: int,
@@ -407,7 +408,7 @@ def _hold_on(
     s[i, WATTS] += sign * gpus * share * (c[c[L_ACTIVE_W] + kind] - c[c[L_IDLE_W] + kind])
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _hold(
     job: int, sign: int, i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any, busy: Any
 ) -> None:
@@ -435,7 +436,7 @@ def _hold(
             s[i, BUSY + r] += sign * amount * busy[at + r] * (BUSY_SCALE // 1000)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _start(
     i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any, rate: Any, busy: Any
 ) -> None:
@@ -485,7 +486,7 @@ def _start(
     s[i, CHOSEN] = -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _complete_due(
     i: int, s: Any, grid: Any, c: Any, numbers: Any, stream: Any, nodes: Any, busy: Any, step: Any
 ) -> None:
@@ -526,7 +527,7 @@ def _complete_due(
     s[i, NEXT_FINISH] = soonest
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _pass_time(until: int, i: int, s: Any, numbers: Any, step: Any) -> None:
     """Moves the clock and integrates everything that is integrated."""
     span = until - s[i, NOW]
@@ -553,7 +554,7 @@ def _pass_time(until: int, i: int, s: Any, numbers: Any, step: Any) -> None:
     s[i, NOW] = until
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _advance(
     waits: bool,
     i: int,
@@ -591,7 +592,7 @@ def _advance(
         _show_more(i, s, grid, c, stream, nodes)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _offer_levels(i: int, s: Any, c: Any, stream: Any) -> bool:
     """Offers the levels of the present phase; passes over resources the job does not ask for.
 
@@ -616,7 +617,7 @@ def _offer_levels(i: int, s: Any, c: Any, stream: Any) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _act(
     action: int,
     i: int,
@@ -666,7 +667,7 @@ def _act(
     _advance(waits, i, s, grid, c, numbers, stream, nodes, busy, step)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _write_mask(i: int, s: Any, c: Any, masks: Any) -> None:
     """Legal actions of one environment."""
     slots = c[K_SLOTS]
@@ -690,7 +691,7 @@ def _write_mask(i: int, s: Any, c: Any, masks: Any) -> None:
             masks[i, slots + 1 + placements + choice] = s[i, c[B_LEVEL_OK] + choice] != 0
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def step_range(
     first: int,
     last: int,
@@ -718,7 +719,7 @@ def step_range(
             _write_mask(i, s, c, masks)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def begin_some(
     which: Any,
     keys: Any,
@@ -768,7 +769,7 @@ def begin_some(
         _write_mask(i, s, c, masks)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def fits_first_slot(i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any) -> bool:
     """Whether some offered rule places the job in slot 0 of environment i."""
     s[i, c[B_SLOTS] + SLOT_GANG] = stream[s[i, WINDOW], GPUS]
@@ -777,7 +778,7 @@ def fits_first_slot(i: int, s: Any, grid: Any, c: Any, stream: Any, nodes: Any) 
     return _judge(i, s, grid, c, nodes)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def stranded(s: Any, c: Any) -> int:
     """First environment in which jobs wait, nothing can start and no event is ahead; else -1."""
     for i in range(s.shape[0]):

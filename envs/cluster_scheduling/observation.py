@@ -18,6 +18,7 @@ from dtgym.envs.cluster_scheduling.layout import (
     BUSY_SCALE,
     CAPACITY,
     CHOSEN,
+    COMPILED,
     ESTIMATE,
     FINISHED,
     HELD,
@@ -53,14 +54,14 @@ STATIC_NODE = 3
 _ROOT_HOUR = np.float32(np.sqrt(3_600_000.0))
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def squashed_time(milliseconds: int) -> float:
     """``sqrt(t) / (sqrt(t) + sqrt(1 h))``: an hour is 0.5, a minute 0.11, a hundred hours 0.91."""
     root = np.sqrt(np.float32(max(milliseconds, 0)))
     return root / (root + _ROOT_HOUR)
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def write_range(
     first: int,
     last: int,
