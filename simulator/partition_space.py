@@ -24,7 +24,8 @@ from dtgym.simulator.partition_types import Plans, Problem
 from dtgym.simulator.threads import map_ranges
 
 _SHARED_ARRAYS = (
-    "gpu_options", "tensor_options", "parameters", "stored_bytes", "sample_bytes", "state_bytes"
+    "gpu_options", "tensor_options", "parameters", "stored_bytes", "sample_bytes", "border_bytes",
+    "state_bytes",
 )  # fmt: skip
 """Arrays of a space without an axis of instances."""
 
@@ -150,13 +151,9 @@ class PlanSpace:
         compute_bytes = assumptions.wire_bytes_per_element[
             partition.WIRES.index(assumptions.compute_wire)
         ]
-        sample_bytes = np.repeat(
-            2 * assumptions.border_buffers * compute_bytes * borders.max(axis=1, keepdims=True),
-            len(self.tensor_options),
-            axis=1,
-        )
+        sample_bytes = np.zeros((len(borders), len(self.tensor_options)))
         if rules.recompute == "full":
-            sample_bytes += tables.largest_activation_bytes
+            sample_bytes += np.nan_to_num(tables.largest_activation_bytes)
         replicas = 2.0 ** np.arange(len(self.gpu_options))
         state_bytes = np.full(len(replicas), 0.0)
         for level, size in (
@@ -191,13 +188,15 @@ class PlanSpace:
             row=problem.row.astype(np.int64),
             parameters=np.nan_to_num(tables.parameters),
             stored_bytes=np.ascontiguousarray(np.nan_to_num(tables.activation_bytes[:, kind])),
-            sample_bytes=np.nan_to_num(sample_bytes),
+            sample_bytes=sample_bytes,
+            border_bytes=assumptions.border_buffers * compute_bytes * borders,
             state_bytes=state_bytes,
             capacity_bytes=np.where(problem.row >= 0, memory - assumptions.reserve_bytes, 0.0),
             witness=np.full((instances, clusters, sizes, 2), -1),
             farthest=np.zeros(
                 (*legal.shape, stages + MAX_EXTRA_WARMUP, layers + 1), dtype=np.int16
             ),
+            closes=np.zeros((*legal.shape, layers + 1), dtype=np.bool_),
             stage_start=np.zeros((instances, clusters, sizes, stages, layers + 1), dtype=np.int16),
             tail_start=np.zeros((instances, 1 << clusters, sizes, stages + 1), dtype=np.int16),
         )

@@ -55,6 +55,7 @@ def balanced(space: PlanSpace, layouts: Layouts) -> tuple[NDArray[np.int64], NDA
         space.stage_time_s,
         arrays.row[0],
         arrays.farthest[0],
+        arrays.closes[0],
         arrays.legal[0],
         np.log2(space.tensor_options).astype(np.int64),
         int(arrays.layers[0]),
@@ -125,6 +126,7 @@ def _balance(
     time_s,
     row,
     farthest,
+    closes,
     legal,
     tensor_log2,
     layers,
@@ -156,6 +158,8 @@ def _balance(
             for border in range(layers + 1):
                 times[s, border] = time_s[row[c], t, k, border]
                 far[s, border] = farthest[c, b, g, t, used - 1 - s + extra[n, s], border]
+                if s == used - 1 and extra[n, s] == 0 and closes[c, b, g, t, border]:
+                    far[s, border] = layers
             total = max(total, times[s, layers])
         if not good or not _fill(times, far, used, layers, total, trial):
             continue

@@ -9,9 +9,10 @@ and no number of it is the paper's.
    a whole plan on those clusters, so that leaving slow clusters out is part of the search.
 2. Inner level: within a cluster, equal stages of every number, size and tensor degree; the layer
    split with the smallest bottleneck over all clusters follows exactly (`balance`).
-3. Screening: plans are ranked by the steady-state period, which sees links and their round trip.
+3. Screening: plans are ranked by the steady-state period, which sees links and their round trip,
+   and the borders of the best are settled again by it, one at a time.
 4. Refinement: the best are re-scored by the exact recurrence; precision on the links and warm-up
-   depths are chosen, then local moves until none gains.
+   depths are chosen, then local moves, the most promising by the period first, until none gains.
 
 The ablations of the tables are options: no wire precision, no warm-up depth, a flat search.
 """
@@ -34,6 +35,12 @@ from dtgym.simulator.kernels import plan_construction as kernels
 from dtgym.simulator.kernels.plan_construction import MAX_EXTRA_WARMUP
 from dtgym.simulator.partition_space import Candidate, PlanSpace
 
+MOVES_AT_ONCE = 16
+"""Local moves that are priced exactly together, the most promising first."""
+MOVES_LOOKED_AT = 96
+"""Of all local moves of a plan, the most promising ones are priced, at most so many."""
+SETTLING_ROUNDS = 6
+
 
 @dataclass
 class HGTrainer(Planner):
@@ -42,8 +49,9 @@ class HGTrainer(Planner):
     Attributes:
         beam: Partial orders kept per micro-batch and number of clusters.
         rescored: Plans of the screening that are re-scored exactly.
-        per_order: Of these, at most so many with the same order of clusters.
-        refined: Plans that local moves start from, no two with the same order of clusters.
+        per_shape: Of these, at most so many of the same shape: clusters of the stages in order, and
+            micro-batch.
+        refined: Plans that local moves start from, no two of the same shape.
         max_evaluations: Exact evaluations after which refinement ends.
         wire_precision: Whether links may be narrower than the compute type.
         warmup_depth: Whether warm-up may be deeper than usual.
@@ -53,11 +61,11 @@ class HGTrainer(Planner):
     """
 
     name: str = "hgtrainer"
-    beam: int = 32
-    rescored: int = 96
-    per_order: int = 4
-    refined: int = 6
-    max_evaluations: int = 6000
+    beam: int = 48
+    rescored: int = 160
+    per_shape: int = 2
+    refined: int = 16
+    max_evaluations: int = 4000
     wire_precision: bool = True
     warmup_depth: bool = True
     hierarchical: bool = True
@@ -68,7 +76,7 @@ class HGTrainer(Planner):
         self.hyperparameters = {
             "beam": self.beam,
             "rescored": self.rescored,
-            "per_order": self.per_order,
+            "per_shape": self.per_shape,
             "refined": self.refined,
             "max_evaluations": self.max_evaluations,
         }
@@ -83,14 +91,20 @@ class HGTrainer(Planner):
             pool = self._flat(evaluator)
         seeds = self._seeds(evaluator) if self.cheap_seeds else []
         ranked = [plan for plan, _ in sorted(pool.items(), key=lambda item: item[1])]
-        started = [*_few_per_order(ranked, self.per_order)[: self.rescored], *seeds]
+        screened = _few_per_shape(ranked, self.per_shape)[: self.rescored]
+        settled = _settled(evaluator, screened)
+        started = list(dict.fromkeys([*settled, *screened[: self.rescored // 4], *seeds]))
         if not started:
             return
         times = evaluator.time_s(started)
         order = np.argsort(times, kind="stable")
         running = [started[k] for k in order if np.isfinite(times[k])]
-        for plan in _few_per_order(running, 1)[: self.refined]:
-            self._climb(evaluator, plan, wires)
+        climbed: set[Candidate] = set()
+        for plan in _few_per_shape(running, 1)[: self.refined]:
+            self._climb(evaluator, plan, wires, climbed)
+        # The best plan may have been passed by on the way to another one.
+        while evaluator.best is not None and evaluator.best not in climbed:
+            self._climb(evaluator, evaluator.best, wires, climbed)
 
     def _wires(self, space: PlanSpace) -> tuple[int, ...]:
         """Codes allowed on links, widest first."""
@@ -157,29 +171,55 @@ class HGTrainer(Planner):
             seeds.append(replace(metis, stages=stages))
         return list(dict.fromkeys(seeds))
 
-    def _climb(self, evaluator: Evaluator, plan: Candidate, wires: tuple[int, ...]) -> None:
-        """Steepest descent over local moves until none gains or the budget is spent."""
+    def _climb(
+        self,
+        evaluator: Evaluator,
+        plan: Candidate,
+        wires: tuple[int, ...],
+        climbed: set[Candidate],
+    ) -> None:
+        """Descent over local moves until none gains, the budget is spent or a path is joined."""
         space = evaluator.space
         time_s = float(evaluator.time_s([plan])[0])
+        climbed.add(plan)
         plan, time_s = self._tuned(evaluator, plan, time_s, wires)
-        while evaluator.evaluations < self.max_evaluations:
+        while True:
+            climbed.add(plan)
             around = neighbours(space, plan, wires=wires, warmup=self.warmup_depth)
-            if not around:
+            ranked = _by_estimate(evaluator, around)
+            better: Candidate | None = None
+            for first in range(0, len(ranked), MOVES_AT_ONCE):
+                if evaluator.evaluations >= self.max_evaluations:
+                    return
+                tried = ranked[first : first + MOVES_AT_ONCE]
+                times = evaluator.time_s(tried)
+                best = int(times.argmin())
+                if times[best] < time_s * (1 - 1e-9):
+                    better, time_s = tried[best], float(times[best])
+                    break
+            if better is None or better in climbed:
                 return
-            times = evaluator.time_s(around)
-            best = int(times.argmin())
-            if not times[best] < time_s * (1 - 1e-9):
-                return
-            plan, time_s = around[best], float(times[best])
+            plan = better
 
     def _tuned(
         self, evaluator: Evaluator, plan: Candidate, time_s: float, wires: tuple[int, ...]
     ) -> tuple[Candidate, float]:
         """The best uniform precision and warm-up depth of all stages together."""
         depths = range(MAX_EXTRA_WARMUP + 1) if self.warmup_depth else (0,)
+        crossings = [
+            s
+            for s in range(len(plan.stages) - 1)
+            if plan.stages[s].cluster != plan.stages[s + 1].cluster
+        ]
+        # Behind the last link nothing waits for a round trip.
+        last = max(crossings, default=-1)
         trials = [
             replace(
-                plan, stages=tuple(replace(stage, wire=wire, extra=depth) for stage in plan.stages)
+                plan,
+                stages=tuple(
+                    replace(stage, wire=wire, extra=depth if s <= last else 0)
+                    for s, stage in enumerate(plan.stages)
+                ),
             )
             for wire in wires
             for depth in depths
@@ -310,14 +350,69 @@ def _estimated(
     return estimate_s, chosen
 
 
-def _few_per_order(plans: list[Candidate], few: int) -> list[Candidate]:
-    """The first `few` plans of every order of clusters, in the order of `plans`."""
-    seen: dict[tuple[int, ...], int] = {}
+def _by_estimate(evaluator: Evaluator, plans: list[Candidate]) -> list[Candidate]:
+    """Plans that can run, by rising estimate: at most `MOVES_LOOKED_AT` of them."""
+    width = evaluator.space.rules.max_stages
+    plans = [plan for plan in dict.fromkeys(plans) if len(plan.stages) <= width]
+    if not plans:
+        return []
+    estimate_s = _estimates(evaluator, plans)
+    order = np.argsort(estimate_s, kind="stable")[:MOVES_LOOKED_AT]
+    return [plans[k] for k in order.tolist() if np.isfinite(estimate_s[k])]
+
+
+def _estimates(evaluator: Evaluator, plans: list[Candidate]) -> NDArray[np.float64]:
+    """The steady-state form of each plan, s; inf for a plan that cannot run."""
+    space = evaluator.space
+    arrays = space.plans(plans)
+    costs = partition.stage_costs(space.problem, arrays)
+    evaluator.estimates += len(plans)
+    estimate_s = np.full(len(plans), np.inf)
+    if costs.feasible.any():
+        # The form knows no plan that breaks a rule, such as warm-up that rises.
+        running = arrays.take(costs.feasible)
+        estimate_s[costs.feasible] = partition_estimates.period_form_s(
+            partition.stage_costs(space.problem, running), running
+        )
+    return estimate_s
+
+
+def _settled(evaluator: Evaluator, plans: list[Candidate]) -> list[Candidate]:
+    """The plans with each border in turn where the steady-state form likes it best.
+
+    The balance of the inner level looks at stages alone; with links between them, other borders
+    may give a shorter period.
+    """
+    result = []
+    for plan in plans:
+        best_s = float(_estimates(evaluator, [plan])[0])
+        for _ in range(SETTLING_ROUNDS):
+            borders = plan.borders
+            moved = [
+                plan.with_stage(s, high=high)
+                for s in range(len(plan.stages) - 1)
+                for high in range(borders[s] + 1, borders[s + 2])
+                if high != borders[s + 1]
+            ]
+            if not moved:
+                break
+            estimate_s = _estimates(evaluator, moved)
+            k = int(estimate_s.argmin())
+            if not estimate_s[k] < best_s * (1 - 1e-9):
+                break
+            plan, best_s = moved[k], float(estimate_s[k])
+        result.append(plan)
+    return result
+
+
+def _few_per_shape(plans: list[Candidate], few: int) -> list[Candidate]:
+    """The first `few` plans of every shape, in the order of `plans`."""
+    seen: dict[tuple[int, tuple[int, ...]], int] = {}
     result: list[Candidate] = []
     for plan in plans:
-        order = tuple(dict.fromkeys(stage.cluster for stage in plan.stages))
-        seen[order] = seen.get(order, 0) + 1
-        if seen[order] <= few:
+        shape = plan.microbatch, tuple(stage.cluster for stage in plan.stages)
+        seen[shape] = seen.get(shape, 0) + 1
+        if seen[shape] <= few:
             result.append(plan)
     return result
 

@@ -25,7 +25,8 @@ def neighbours(
 
     Moves: shift a border, double or halve a stage's accelerators, tensor degree or both, another
     micro-batch, another wire, one step of warm-up, split a stage in two, merge two stages of a
-    cluster, swap the places of two neighbouring clusters' stages, drop the first or last cluster.
+    cluster, swap the places of two neighbouring clusters' stages, turn the order of stages round,
+    drop the first or last cluster, add a cluster at either end.
 
     Args:
         space: Gives the choices.
@@ -42,6 +43,16 @@ def neighbours(
             for high in (stages[s].high - step, stages[s].high + step):
                 if borders[s] < high < borders[s + 2]:
                     result.append(plan.with_stage(s, high=high))
+        # A stage of one layer: it hides a link's round trip where warm-up cannot be deepened.
+        for high in (borders[s] + 1, borders[s + 2] - 1):
+            if borders[s] < high < borders[s + 2] and high != borders[s + 1]:
+                result.append(plan.with_stage(s, high=high))
+        # A whole stage moves along the model: both of its borders shift together.
+        for step in (*BORDER_STEPS, *(-step for step in BORDER_STEPS)):
+            if s + 1 < len(stages) - 1:
+                first, second = stages[s].high + step, stages[s + 1].high + step
+                if borders[s] < first and second < borders[s + 3]:
+                    result.append(plan.with_stage(s, high=first).with_stage(s + 1, high=second))
     for s, stage in enumerate(stages):
         for gpus, tp in (
             (stage.gpus * 2, stage.tp),
@@ -100,6 +111,12 @@ def _restructured(space: PlanSpace, plan: Candidate) -> list[Candidate]:
         result.append(_in_order(plan, [*runs[:k], runs[k + 1], runs[k], *runs[k + 2 :]]))
     if len(runs) > 1:
         result += [_in_order(plan, runs[1:]), _in_order(plan, runs[:-1])]
+    # Backwards: all of it, and the stages of each cluster.
+    result.append(_in_order(plan, [run[::-1] for run in runs[::-1]]))
+    for k, run in enumerate(runs):
+        if len(run) > 1:
+            result.append(_in_order(plan, [*runs[:k], run[::-1], *runs[k + 1 :]]))
+    result = [one for one in result if one != plan]
     free = [c for c in range(int(space.arrays.clusters[0]))
             if c not in {stage.cluster for stage in stages}]  # fmt: skip
     if free and len(stages) < space.rules.max_stages:

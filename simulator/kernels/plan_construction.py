@@ -3,10 +3,12 @@
 A plan is built stage by stage. In every state the kernels know a *witness*: a way to finish with
 equal stages on the current cluster and then on unvisited ones. A choice is legal if, after it, some
 witness still exists; following the present witness is always legal, so a mask is never empty.
-What a choice may be comes from three tables made once per instance by `fill_tables`:
+What a choice may be comes from four tables made once per instance by `fill_tables`:
 
-* `farthest[c, b, g, t, f, l]`: the last layer border that a stage from border l reaches if it keeps
-  f + 1 micro-batches in flight: all of the memory rule that the masks need;
+* `farthest[c, b, g, t, f, l]`: up to which layer border every stage from border l fits if it keeps
+  f + 1 micro-batches in flight;
+* `closes[c, b, g, t, l]`: whether the last stage may begin at border l. It has no message buffer
+  behind it, so that it may fit where a shorter stage does not;
 * `stage_start[c, b, r, l]`: the earliest layer from which one witness stage of cluster c reaches
   layer l, when r stages follow it (it then keeps r + 1 micro-batches in flight);
 * `tail_start[u, b, j]`: the earliest layer from which at most j witness stages, on clusters of the
@@ -58,10 +60,12 @@ class SpaceArrays(NamedTuple):
     parameters: NDArray[np.float64]  # (R, T, L + 1) cumulative, per accelerator
     stored_bytes: NDArray[np.float64]  # (R, T, L + 1) cumulative, per sample in flight
     sample_bytes: NDArray[np.float64]  # (R, T) per sample, whatever the layers
+    border_bytes: NDArray[np.float64]  # (R, L + 1) message buffers per sample; 0 at both ends
     state_bytes: NDArray[np.float64]  # (D,) per parameter, by power of two of data parallelism
     capacity_bytes: NDArray[np.float64]  # (I, C) of one accelerator, after the reserve
     witness: NDArray[np.int64]  # (I, C, B, 2) GPU and tensor choice of the witness stages
     farthest: NDArray[np.int16]  # (I, C, B, G, T, F, L + 1)
+    closes: NDArray[np.bool_]  # (I, C, B, G, T, L + 1)
     stage_start: NDArray[np.int16]  # (I, C, B, S, L + 1)
     tail_start: NDArray[np.int16]  # (I, 2 ** C, B, S + 1)
 
@@ -119,8 +123,7 @@ def new_builds(num_envs: int, clusters: int, stages: int) -> Builds:
 def _depth(space, i, c, b, g, t, low, high):
     """Micro-batches that fit in flight on a stage of layers [low, high); 0 if weights do not.
 
-    The memory rule is that of `dtgym.simulator.partition`, with message buffers on both sides even
-    of the first and last stage: so a stage with fewer layers never needs more.
+    The memory rule is that of `dtgym.simulator.partition`.
     """
     replicas = space.gpu_options[g] // space.tensor_options[t]
     r = space.row[i, c]
@@ -131,7 +134,8 @@ def _depth(space, i, c, b, g, t, low, high):
     while replicas >> (d + 1):
         d += 1
     room = space.capacity_bytes[i, c] - parameters * space.state_bytes[d]
-    room -= space.sample_bytes[r, t] * samples
+    borders = space.border_bytes[r, low] + space.border_bytes[r, high]
+    room -= (space.sample_bytes[r, t] + borders) * samples
     count = space.microbatches[i, b]
     if room < flight:
         return 0
@@ -200,21 +204,30 @@ def fill_tables(space, i):
 
 @njit(cache=True, nogil=True)
 def _fill_farthest(space, i, c, b, g, t):
-    """Both ends of the longest fitting stage only ever move forward: two pointers per depth."""
+    """Both ends of the longest fitting stage move forward: two pointers per depth.
+
+    The first layer stands alone: in front of it there is no message buffer.
+    """
     layers = space.layers[i]
     for f in range(space.farthest.shape[5]):
         high = 0
         for low in range(layers + 1):
-            high = max(high, low)
+            high = low if low <= 1 else max(high, low)
             while high < layers and _depth(space, i, c, b, g, t, low, high + 1) > f:
                 high += 1
             space.farthest[i, c, b, g, t, f, low] = high
+    for low in range(layers):
+        space.closes[i, c, b, g, t, low] = _depth(space, i, c, b, g, t, low, layers) > 0
 
 
 @njit(cache=True, nogil=True)
 def _earliest(space, i, c, b, g, t, high, in_flight):
     """Earliest layer from which a stage that ends at `high` fits with `in_flight` micro-batches."""
     low = high
+    if high == space.layers[i] and in_flight == 1:
+        while low > 0 and space.closes[i, c, b, g, t, low - 1]:
+            low -= 1
+        return low
     while low > 0 and space.farthest[i, c, b, g, t, in_flight - 1, low - 1] >= high:
         low -= 1
     return low
@@ -247,13 +260,14 @@ def _finish_starts(stage_start, tail_start, starts):
 
 
 @njit(cache=True, nogil=True)
-def _can_place(farthest, row, low, layers, most):
+def _can_place(farthest, closes, row, low, layers, most):
     """Whether some number of layers on a stage leaves a way to finish in `most` stages with it.
 
     For a tail of j stages the fewest layers here are best: they leave the most room in flight.
 
     Args:
         farthest: (F, L + 1) of the stage's choice.
+        closes: (L + 1,) of the stage's choice.
         row: (S + 1,) earliest starts of j stages behind it.
         low: Its first layer.
         layers: Layers of the model.
@@ -261,7 +275,7 @@ def _can_place(farthest, row, low, layers, most):
     """
     if most < 1:
         return False
-    if farthest[0, low] >= layers:
+    if closes[low]:
         return True
     for j in range(1, min(most, len(row))):
         high = max(row[j], low + 1)
@@ -274,7 +288,7 @@ def _can_place(farthest, row, low, layers, most):
 def masks(space, builds, rows, first, last, mask):
     """Legal actions of environments `rows[first:last]`, into `mask` (k, A), all False before."""
     # Arrays are taken out of their tuples once: handing tuples on costs more than the work.
-    farthest, legal = space.farthest, space.legal
+    farthest, closes, legal = space.farthest, space.closes, space.legal
     stage_start, tail_start = space.stage_start, space.tail_start
     microbatches, wires, cluster_gpus = space.microbatches, space.wires, space.cluster_gpus
     tensor_options, witness = space.tensor_options, space.witness
@@ -320,7 +334,7 @@ def masks(space, builds, rows, first, last, mask):
                 continue
             others = unvisited & ~(1 << c)
             _finish_starts(stage_start[i, c, b], tail_start[i, others, b], starts)
-            reach = farthest[i, c, b]
+            reach, ends = farthest[i, c, b], closes[i, c, b]
             allowed = legal[i, c, b]
             gpus = cluster_gpus[i, c]
             before = placed if c == current or head != CLUSTER else 0
@@ -340,16 +354,15 @@ def masks(space, builds, rows, first, last, mask):
                         further = min(further, size - 1)
                         mask[k, extra] = further > 0 and row[further] <= low
                     continue
-                here = reach[builds.gpus[n, stage], builds.tensor[n, stage]]
+                g, t = builds.gpus[n, stage], builds.tensor[n, stage]
+                here = reach[g, t]
+                mask[k, layers - low - 1] = ends[g, t, low] and stage < limit
                 depth = len(here)
-                for high in range(low + 1, here[0, low] + 1):
+                for high in range(low + 1, min(here[0, low] + 1, layers)):
                     while here[depth - 1, low] < high:
                         depth -= 1
                     further = min(size - 1, min(limit, depth + stage) - stage - 1)
-                    if high == layers:
-                        mask[k, high - low - 1] = further >= 0
-                    else:
-                        mask[k, high - low - 1] = further > 0 and row[further] <= high
+                    mask[k, high - low - 1] = further > 0 and row[further] <= high
                 continue
             # Heads cluster, GPUs and tensor ask for stages that fit and leave a way to finish.
             closing = builds.closing[n] and head != CLUSTER
@@ -367,13 +380,18 @@ def masks(space, builds, rows, first, last, mask):
                     if after > gpus:
                         continue
                     if closing:
-                        good = reach[g, t, 0, low] >= layers
+                        good = ends[g, t, low]
                     else:
                         own = 0
                         if witness_gpus >= 0:
                             own = max(gpus - _aligned(after, witness_tensor), 0) >> witness_gpus
                         good = _can_place(
-                            reach[g, t], starts[min(own, size - 1)], low, layers, limit - stage
+                            reach[g, t],
+                            ends[g, t],
+                            starts[min(own, size - 1)],
+                            low,
+                            layers,
+                            limit - stage,
                         )
                     if good and head == TENSOR:
                         mask[k, t] = True
@@ -391,7 +409,7 @@ def masks(space, builds, rows, first, last, mask):
                     if (
                         legal[i, current, b, g, t]
                         and _aligned(placed, tensor_options[t]) + (1 << g) <= gpus
-                        and farthest[i, current, b, g, t, 0, low] >= layers
+                        and closes[i, current, b, g, t, low]
                     ):
                         mask[k, stop] = True
 
@@ -476,8 +494,12 @@ def advance(space, builds, actions, legal):
             continue
         c, b = clusters[n, stage], builds.micro_batch[n]
         low = layer[n]
+        # What the last stage keeps in flight limits nobody.
         depth = farthest.shape[5]
-        while farthest[i, c, b, gpus[n, stage], tensor[n, stage], depth - 1, low] < high:
+        while (
+            high < layers
+            and farthest[i, c, b, gpus[n, stage], tensor[n, stage], depth - 1, low] < high
+        ):
             depth -= 1
         builds.depth[n] = depth
         layer[n] = high
@@ -512,7 +534,7 @@ def move_table(stages: int) -> NDArray[np.int64]:
 
 @njit(inline="always")
 def _keeps_rules(
-    b, stages, cluster, gpus, tensor, border, wire, extra, microbatches, legal, farthest,
+    b, stages, cluster, gpus, tensor, border, wire, extra, microbatches, legal, farthest, closes,
     tensor_options, cluster_gpus, wires, begin, end,
 ):  # fmt: skip
     """Whether stages `begin` to `end` - 1 keep every rule, and all stages together their clusters.
@@ -542,7 +564,12 @@ def _keeps_rules(
             return False
         if crosses and (wire[s] < 0 or wire[s] >= len(wires) or not wires[wire[s]]):
             return False
-        if not legal[c, b, g, t] or farthest[c, b, g, t, stages - s + deeper - 1, low] < high:
+        if not legal[c, b, g, t]:
+            return False
+        if s == stages - 1 and deeper == 0:
+            if not closes[c, b, g, t, low]:
+                return False
+        elif farthest[c, b, g, t, stages - s + deeper - 1, low] < high:
             return False
     return True
 
@@ -569,7 +596,8 @@ def move_masks(space, builds, moves, rows, first, last, mask):
         # Arrays are taken out of their tuples once: handing tuples on costs more than the work.
         cluster, gpus, tensor = builds.cluster[n], builds.gpus[n], builds.tensor[n]
         border, wire, extra = builds.border[n], builds.wire[n], builds.extra[n]
-        microbatches, legal, farthest = space.microbatches[i], space.legal[i], space.farthest[i]
+        microbatches, legal = space.microbatches[i], space.legal[i]
+        farthest, closes = space.farthest[i], space.closes[i]
         cluster_gpus, wires, degrees = space.cluster_gpus[i], space.wires[i], space.tensor_options
         for m in range(len(moves)):
             kind, place, direction = moves[m, 0], moves[m, 1], moves[m, 2]
@@ -602,7 +630,7 @@ def move_masks(space, builds, moves, rows, first, last, mask):
             if changed:
                 mask[k, m] = _keeps_rules(
                     b, stages, cluster, gpus, tensor, border, wire, extra, microbatches, legal,
-                    farthest, degrees, cluster_gpus, wires, begin, end,
+                    farthest, closes, degrees, cluster_gpus, wires, begin, end,
                 )  # fmt: skip
             if kind == MOVE_BORDER:
                 border[place] -= direction
