@@ -42,8 +42,8 @@ Floats = NDArray[np.float64]
 FIDELITIES = ("exact", "closed_form")
 """Pipeline by its recurrence, or by the sum over stages plus the slowest per micro-batch."""
 
-SLICE = 1 << 16
-"""Plans costed at once: bounds the memory that a batch of any size takes."""
+SLICE = 1 << 14
+"""Plans costed at once: what is only needed on the way stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,10 @@ def evaluate(tables: Tables, constants: Floats, *, fidelity: str = "exact") -> S
     time, shares, missing = np.empty(count), np.empty((count, 5)), np.empty(count)
     memory_parts = np.empty((count, stages, len(columns.MEMORY_PARTS)))
     memory, tight = np.empty((count, stages)), np.empty(count, dtype=np.int64)
+    whole = _Outputs.empty(min(SLICE, count), stages)
     for first in range(0, count, SLICE):
         piece = slice(first, min(first + SLICE, count))
-        outputs = _Outputs.empty(piece.stop - first, stages)
+        outputs = whole.head(piece.stop - first)
         memories = (memory_parts[piece], memory[piece], tight[piece], missing[piece])
         outputs.run(tables, piece, constants, memories)
         rows = tables.plan_rows[piece]
@@ -226,6 +227,12 @@ class _Outputs:
             np.empty((count, stages)),
             np.empty((count, len(columns.SCALARS))),
             np.empty((count, stages, len(columns.STAGE_PARTS))),
+        )
+
+    def head(self, count: int) -> _Outputs:
+        """The first rows."""
+        return _Outputs(
+            self.forward[:count], self.backward[:count], self.scalars[:count], self.parts[:count]
         )
 
     def run(
