@@ -15,13 +15,15 @@ from dtgym.simulator.cluster_resources import Resources
 from dtgym.simulator.errors import InvalidInput, one_of
 from dtgym.simulator.jobs import milliseconds
 from dtgym.simulator.kernels import cluster_machine as kernel
+from dtgym.simulator.kernels import cluster_state as layout
+from dtgym.simulator.kernels.cluster_placement import find_places, node_room
 from dtgym.simulator.outcome import Outcome
 from dtgym.simulator.scheduling import Decision, EngineView, Scheduler, SchedulerState, Start
 
-PAIRINGS = {"contending": kernel.CONTENDING, "interleaved": kernel.INTERLEAVED}
+PAIRINGS = {"contending": layout.CONTENDING, "interleaved": layout.INTERLEAVED}
 MOST_IDLE_WAKES = 1000
 """Decisions that a policy may ask for in a row on an idle cluster without starting anything."""
-SHARES = ((kernel.CPU, "cpu"), (kernel.IO, "io"), (kernel.NETWORK, "network"))
+SHARES = ((layout.CPU, "cpu"), (layout.IO, "io"), (layout.NETWORK, "network"))
 
 
 def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Outcome:
@@ -45,7 +47,7 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
     if hasattr(policy, "reset"):
         policy.reset(_view(SchedulerState(resources, oracle=oracle)))
     decision_s: list[float] = []
-    wake_ms = kernel.NEVER
+    wake_ms = layout.NEVER
     starved = 0
     while True:
         m = resources.machine
@@ -53,23 +55,23 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
         if not kernel.log_has_room(m):
             resources.grow_log()
             continue
-        now = int(m.counters[kernel.NOW])
-        waits = int(m.counters[kernel.WAITING_COUNT])
+        now = int(m.counters[layout.NOW])
+        waits = int(m.counters[layout.WAITING_COUNT])
         event = int(kernel.next_instant(m))
-        when = min(event, int(wake_ms)) if waits or m.counters[kernel.RUNNING_COUNT] else event
+        when = min(event, int(wake_ms)) if waits or m.counters[layout.RUNNING_COUNT] else event
         if interval_ms and waits:
             when = min(when, (now // interval_ms + 1) * interval_ms)
-        if when == kernel.NEVER:
+        if when == layout.NEVER:
             if waits:
                 raise InvalidInput(
                     f"policy {name} leaves {waits} jobs waiting for ever on an idle cluster"
                 )
             return resources.outcome(name, decision_s)
-        idle = event == kernel.NEVER
+        idle = event == layout.NEVER
         kernel.advance(m, when)
         if interval_ms and when % interval_ms:
             continue
-        active = m.counters[kernel.WAITING_COUNT] + m.counters[kernel.RUNNING_COUNT]
+        active = m.counters[layout.WAITING_COUNT] + m.counters[layout.RUNNING_COUNT]
         if active == 0:
             continue
         begun_s = time.perf_counter()
@@ -81,7 +83,7 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
             decision = Decision()
             _act(resources, policy, name, oracle)
             decision_s.append(time.perf_counter() - begun_s)
-        wake_ms = kernel.NEVER
+        wake_ms = layout.NEVER
         if decision.wake_s is not None:
             wake_ms = int(milliseconds(decision.wake_s))
             if wake_ms <= when:
@@ -89,10 +91,10 @@ def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Out
                     f"policy {name}: wake_s must lie after now, {when / 1000:g} s, "
                     f"got {decision.wake_s:g} s"
                 )
-        starved = starved + 1 if idle and m.counters[kernel.RUNNING_COUNT] == 0 else 0
-        if starved and (wake_ms == kernel.NEVER or starved > MOST_IDLE_WAKES):
+        starved = starved + 1 if idle and m.counters[layout.RUNNING_COUNT] == 0 else 0
+        if starved and (wake_ms == layout.NEVER or starved > MOST_IDLE_WAKES):
             raise InvalidInput(
-                f"policy {name} leaves {m.counters[kernel.WAITING_COUNT]} jobs waiting for ever "
+                f"policy {name} leaves {m.counters[layout.WAITING_COUNT]} jobs waiting for ever "
                 "on an idle cluster"
             )
 
@@ -120,16 +122,16 @@ def _act(resources: Resources, policy: Any, name: str, oracle: bool) -> None:
 
 def _apply(resources: Resources, decision: Decision, name: str) -> None:
     m = resources.machine
-    now_s = m.counters[kernel.NOW] / 1000
+    now_s = m.counters[layout.NOW] / 1000
     for job in decision.preempt:
-        if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != kernel.RUNNING:
+        if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != layout.RUNNING:
             raise InvalidInput(f"policy {name}: job {job} does not run at {now_s:g} s")
         kernel.preempt(m, int(job))
     for start in decision.start:
         job = int(start.job)
-        if decision.alternatives and m.jobs["status"][job] == kernel.RUNNING:
+        if decision.alternatives and m.jobs["status"][job] == layout.RUNNING:
             continue
-        if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != kernel.WAITING:
+        if not (0 <= job < len(m.jobs["status"])) or m.jobs["status"][job] != layout.WAITING:
             raise InvalidInput(f"policy {name}: job {job} does not wait at {now_s:g} s")
         m.held[job] = m.demand[job]
         for r, field in SHARES:
@@ -144,7 +146,7 @@ def _apply(resources: Resources, decision: Decision, name: str) -> None:
             _on_nodes(resources, start, name)
         else:
             _resize(m, job, int(m.jobs["asked_units"][job]))
-            count = kernel.find_places(
+            count = find_places(
                 m, m.free, job, m.held[job], resources.rule, resources.seed)  # fmt: skip
             if count < 0 and decision.in_order:
                 return
@@ -154,7 +156,7 @@ def _apply(resources: Resources, decision: Decision, name: str) -> None:
         kernel.start(m, job, start.host)
 
 
-def _resize(m: kernel.Machine, job: int, units: int) -> None:
+def _resize(m: layout.Machine, job: int, units: int) -> None:
     m.jobs["units"][job] = units
     if m.jobs["gpus"][job] > 0:
         m.jobs["gpus"][job] = units
@@ -178,7 +180,7 @@ def _on_nodes(resources: Resources, start: Start, name: str) -> None:
     if units != asked and not least <= units <= most:
         raise InvalidInput(f"{where}: {units} GPUs, but the job takes {least} to {most}")
     for node, part in zip(nodes, parts, strict=True):
-        if kernel.node_room(m, m.free, node, m.held[job], m.jobs["kinds_ok"][job], part) < part:
+        if node_room(m, m.free, node, m.held[job], m.jobs["kinds_ok"][job], part) < part:
             raise InvalidInput(f"{where}: node {node} has no room for {part} GPUs of it")
     _resize(m, job, units)
     base = m.jobs["place_base"][job]
@@ -187,12 +189,12 @@ def _on_nodes(resources: Resources, start: Start, name: str) -> None:
     m.jobs["place_count"][job] = len(nodes)
 
 
-def _beside(m: kernel.Machine, job: int, host: int, name: str) -> None:
+def _beside(m: layout.Machine, job: int, host: int, name: str) -> None:
     """Checks and sets places on the GPUs of a running job."""
     where = f"policy {name}: Start of job {job} beside job {host}"
     if (
         host >= len(m.jobs["status"])
-        or m.jobs["status"][host] != kernel.RUNNING
+        or m.jobs["status"][host] != layout.RUNNING
         or m.jobs["partner"][host] >= 0
     ):
         raise InvalidInput(f"{where}: the host must run and share with nobody yet")
@@ -203,9 +205,9 @@ def _beside(m: kernel.Machine, job: int, host: int, name: str) -> None:
         at, to = m.jobs["place_base"][host] + place, m.jobs["place_base"][job] + place
         node, parts = m.places["node"][at], m.places["units"][at]
         without_gpu = m.held[job].copy()
-        without_gpu[kernel.GPU] = 0
+        without_gpu[layout.GPU] = 0
         if (
-            kernel.node_room(m, m.free, int(node), without_gpu, m.jobs["kinds_ok"][job], int(parts))
+            node_room(m, m.free, int(node), without_gpu, m.jobs["kinds_ok"][job], int(parts))
             < parts
         ):
             raise InvalidInput(f"{where}: node {node} lacks CPU, memory, I/O or network, or type")

@@ -18,11 +18,12 @@ from dtgym.simulator.cluster_cases import cluster_capacity, in_submit_order
 from dtgym.simulator.errors import InvalidInput, at_least, one_of
 from dtgym.simulator.job_speed import SpeedModel, cpu_curves
 from dtgym.simulator.jobs import JobTable, milliseconds
-from dtgym.simulator.kernels import cluster_machine as kernel
-from dtgym.simulator.kernels.cluster_machine import Machine
+from dtgym.simulator.kernels import cluster_state as layout
+from dtgym.simulator.kernels.cluster_placement import find_places
+from dtgym.simulator.kernels.cluster_state import Machine
 from dtgym.simulator.outcome import RESOURCES, Outcome, Stretches
 
-PLACEMENTS = ("pooled", *kernel.PLACEMENTS)
+PLACEMENTS = ("pooled", *layout.PLACEMENTS)
 PER_UNIT = np.array([1000, 1000, 1, 1, 1], dtype=np.int64)
 """Whole amounts in one unit of each resource: GPUs and cores are counted in thousandths."""
 _COLUMNS = ("", "cpu_cores", "memory_bytes", "io_bytes_per_s", "network_bytes_per_s")
@@ -59,14 +60,14 @@ class Resources:
         one_of("placement", placement, PLACEMENTS)
         self.jobs, self.cluster, self.seed = jobs, cluster, int(at_least("seed", seed, 0))
         # Pools are filled in order and split freely: one pool per GPU type.
-        self.rule = kernel.PLACEMENTS["first_fit" if placement == "pooled" else placement]
+        self.rule = layout.PLACEMENTS["first_fit" if placement == "pooled" else placement]
         self.kinds, capacity, nodes = _nodes(cluster, pooled=placement == "pooled")
         units = np.maximum(jobs.num_gpus, 1)
         demand = _demand(jobs, _used_resources(jobs, resources))
-        traffic = demand[:, kernel.NETWORK].copy()
+        traffic = demand[:, layout.NETWORK].copy()
         share_network = speed is not None and speed.share_network
         if share_network:
-            demand[:, kernel.NETWORK] = 0
+            demand[:, layout.NETWORK] = 0
         kinds_ok = _kinds_ok(jobs, self.kinds)
         estimates = jobs.column("estimate_s", np.nan) if estimate_s is None else estimate_s
         stages, columns = _speed_columns(jobs, speed)
@@ -136,8 +137,8 @@ class Resources:
                 of the engine or of a Python policy, never of the input.
         """
         m, jobs = self.machine, self.jobs
-        if not (m.jobs["status"] == kernel.DONE).all():
-            left = int((m.jobs["status"] != kernel.DONE).sum())
+        if not (m.jobs["status"] == layout.DONE).all():
+            left = int((m.jobs["status"] != layout.DONE).sum())
             raise AssertionError(f"{policy}: {left} of {len(jobs)} jobs were left waiting for ever")
         assert np.array_equal(m.free, m.capacity), "resources were lost or given back twice"
 
@@ -160,7 +161,7 @@ class Resources:
             preemptions=preemptions,
             rejected=np.array(refused, dtype=np.int64),
             rejections=tuple(self.rejections[row] for row in refused),
-            events=int(m.counters[kernel.EVENTS]),
+            events=int(m.counters[layout.EVENTS]),
             decisions=len(decision_s),
             decision_s=np.asarray(decision_s, dtype=np.float64),
             capacity=cluster_capacity(self.cluster),
@@ -169,7 +170,7 @@ class Resources:
 
     def _stretches(self) -> Stretches:
         m = self.machine
-        rows = int(m.counters[kernel.LOG_ROWS])
+        rows = int(m.counters[layout.LOG_ROWS])
         log = m.log_row[:rows]
         order = np.lexsort((log[:, 1], self.row[log[:, 0]]))
         count = log[:, 3]
@@ -241,7 +242,7 @@ def _nodes(
         pools = np.zeros((len(kinds), 5), dtype=np.int64)
         np.add.at(pools, kind, capacity)
         capacity, kind, rack = pools, np.arange(len(kinds)), np.zeros(len(kinds), dtype=np.int64)
-    nodes = np.zeros(len(capacity), dtype=kernel.NODE)
+    nodes = np.zeros(len(capacity), dtype=layout.NODE)
     nodes["kind"], nodes["rack"] = kind, rack
     return kinds, capacity, nodes
 
@@ -303,7 +304,7 @@ def _typical(
         np.column_stack((units, demand))[demand[:, 0] > 0], axis=0, return_counts=True
     )
     most = np.argsort(-count, kind="stable")[:_CLASSES]
-    classes = np.zeros(len(most), dtype=kernel.CLASS)
+    classes = np.zeros(len(most), dtype=layout.CLASS)
     classes["units"] = rows[most, 0]
     classes["share"] = count[most] / max(count.sum(), 1)
     return np.ascontiguousarray(rows[most, 1:]), classes
@@ -341,26 +342,26 @@ def _machine(
     """A machine before its first event.
 
     Args:
-        columns: Fields of `kernel.JOB` by name, (J,) each.
+        columns: Fields of `layout.JOB` by name, (J,) each.
         matrices: demand, stage_s and kind_speed, (J, ...).
         fixed: What does not depend on the jobs.
         widest: Most nodes that each job can be on, (J,).
     """
     count = len(widest)
     base = np.concatenate(([0], np.cumsum(widest))).astype(np.int64)
-    jobs = np.zeros(count, dtype=kernel.JOB)
+    jobs = np.zeros(count, dtype=layout.JOB)
     for name, values in columns.items():
         jobs[name] = values
     jobs["rank"] = np.arange(count)
     jobs["place_base"] = base[:-1]
     jobs["left_ms"] = jobs["work_ms"]
     jobs["rate"] = 1.0
-    jobs["finish_ms"] = kernel.NEVER
+    jobs["finish_ms"] = layout.NEVER
     jobs["first_ms"] = -1
     jobs["partner"] = -1
-    counters = np.zeros(kernel.COUNTERS, dtype=np.int64)
-    counters[kernel.NOW] = jobs["submit_ms"][0] if count else 0
-    counters[kernel.SHARE_NETWORK] = fixed.share_network
+    counters = np.zeros(layout.COUNTERS, dtype=np.int64)
+    counters[layout.NOW] = jobs["submit_ms"][0] if count else 0
+    counters[layout.SHARE_NETWORK] = fixed.share_network
     return Machine(
         capacity=fixed.capacity,
         demand=np.ascontiguousarray(matrices["demand"]),
@@ -372,13 +373,13 @@ def _machine(
         nodes=fixed.nodes.copy(),
         free=fixed.capacity.copy(),
         held=np.array(matrices["demand"], order="C"),
-        places=np.zeros(base[-1], dtype=kernel.PLACE),
+        places=np.zeros(base[-1], dtype=layout.PLACE),
         running=np.zeros(count, dtype=np.int64),
         waiting=np.zeros(count, dtype=np.int64),
         counters=counters,
         log_row=np.zeros((count + 1024, 9), dtype=np.int64),
         log_work_ms=np.zeros(count + 1024),
-        log_places=np.zeros(base[-1] + 1024, dtype=kernel.PLACE),
+        log_places=np.zeros(base[-1] + 1024, dtype=layout.PLACE),
     )
 
 
@@ -388,9 +389,7 @@ def _never_fits(
     """Row -> reason of the jobs that the empty cluster cannot hold."""
     reasons: dict[int, str] = {}
     for shape, first in zip(*np.unique(machine.jobs["shape"], return_index=True), strict=True):
-        places = kernel.find_places(
-            machine, machine.free, int(first), machine.demand[first], rule, seed
-        )
+        places = find_places(machine, machine.free, int(first), machine.demand[first], rule, seed)
         if places >= 0:
             continue
         for row in order[machine.jobs["shape"] == shape]:

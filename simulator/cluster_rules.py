@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from dtgym.simulator.cluster_resources import Resources
 from dtgym.simulator.errors import InvalidInput, above
 from dtgym.simulator.job_speed import relative_speed
-from dtgym.simulator.kernels import cluster_machine
 from dtgym.simulator.kernels import cluster_policies as kernel
+from dtgym.simulator.kernels import cluster_state as layout
 from dtgym.simulator.outcome import Outcome
 
 KINDS = {
@@ -27,8 +27,8 @@ KINDS = {
 }
 KEYS = {"srtf": kernel.REMAINING, "srsf": kernel.REMAINING_GPU_TIME}
 SHARING = {
-    "lucid": (cluster_machine.CONTENDING, 0.85),
-    "muri": (cluster_machine.INTERLEAVED, 1.2),
+    "lucid": (layout.CONTENDING, 0.85),
+    "muri": (layout.INTERLEAVED, 1.2),
 }
 """How pairs share GPUs, and the least speed for it."""
 
@@ -75,7 +75,7 @@ def run(
     elif policy == "random":
         key = np.random.Generator(np.random.PCG64(resources.seed)).permutation(len(row))
     resources.with_rank(key)
-    pairing, least = SHARING.get(policy, (cluster_machine.CONTENDING, 1.0))
+    pairing, least = SHARING.get(policy, (layout.CONTENDING, 1.0))
     if policy in SHARING and len(row) and not m.jobs["has_stages"].any():
         raise InvalidInput(
             f"policy {policy} needs speed=SpeedModel(...) and the jobs' stage times "
@@ -83,7 +83,7 @@ def run(
         )
     if threshold is not None:
         least = float(above("sharing_threshold", threshold, 0))
-    choices = cpu_choices(m) if policy == "synergy" else m.demand[:, [cluster_machine.CPU]]
+    choices = cpu_choices(m) if policy == "synergy" else m.demand[:, [layout.CPU]]
     shapes, shape = np.unique(
         np.column_stack((m.jobs["shape"], choices)), axis=0, return_inverse=True
     )
@@ -95,7 +95,7 @@ def run(
         ended = kernel.run_policy(
             resources.machine,
             KINDS.get(policy, kernel.IN_ORDER),
-            cluster_machine.ALIGNED if policy.startswith("tetris") else resources.rule,
+            layout.ALIGNED if policy.startswith("tetris") else resources.rule,
             skip or policy in ("drf", "tetris", "tetris_short", "synergy", "lucid", "muri"),
             np.ascontiguousarray(choices),
             KEYS.get(policy, kernel.LEVEL),
@@ -119,14 +119,14 @@ def run(
         resources.grow_log()
 
 
-def cpu_choices(m: cluster_machine.Machine) -> NDArray[np.int64]:
+def cpu_choices(m: layout.Machine) -> NDArray[np.int64]:
     """CPU of one part that Synergy-like scheduling tries for each job, in order, (J, 3).
 
     First the least share that keeps nearly the speed of the largest one, then the request, then the
     least that hardly slows the job; a job whose speed does not depend on CPU goes straight down.
     """
     count = len(m.jobs["work_ms"])
-    asked = m.demand[:, cluster_machine.CPU]
+    asked = m.demand[:, layout.CPU]
     speeds = np.ones((count, len(CPU_LEVELS)))
     for index, level in enumerate(CPU_LEVELS):
         moved = (m.jobs["has_stages"] > 0) & (asked > 0)

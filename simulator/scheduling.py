@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from dtgym.simulator.cluster_resources import PER_UNIT, Resources
 from dtgym.simulator.jobs import JobTable
-from dtgym.simulator.kernels import cluster_machine as kernel
+from dtgym.simulator.kernels import cluster_state as layout
+from dtgym.simulator.kernels.cluster_placement import find_places, node_room, take
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class WaitingJobs:
         room = np.zeros((len(self.job), len(m.free)), dtype=np.int64)
         for row, job in enumerate(self.job):
             for node in range(len(m.free)):
-                room[row, node] = kernel.node_room(
+                room[row, node] = node_room(
                     m, m.free, node, m.demand[job], m.jobs["kinds_ok"][job], m.jobs["units"][job]
                 )
         return room
@@ -150,13 +151,13 @@ class SchedulerState:
     def __init__(self, resources: Resources, *, oracle: bool) -> None:
         m = resources.machine
         self.resources = resources
-        self.now_s = float(m.counters[kernel.NOW]) / 1000.0
+        self.now_s = float(m.counters[layout.NOW]) / 1000.0
         self.kinds = resources.kinds
         self.kind = m.nodes["kind"]
         self.rack = m.nodes["rack"]
         self.tentative = np.zeros(len(m.free), dtype=np.int64)
         self.placements = (
-            next(name for name, rule in kernel.PLACEMENTS.items() if rule == resources.rule),
+            next(name for name, rule in layout.PLACEMENTS.items() if rule == resources.rule),
         )
         self.jobs = len(m.jobs["status"])
         self._oracle = oracle
@@ -182,7 +183,7 @@ class SchedulerState:
     @property
     def finished(self) -> int:
         """Jobs done."""
-        return int((self.resources.machine.jobs["status"] == kernel.DONE).sum())
+        return int((self.resources.machine.jobs["status"] == layout.DONE).sum())
 
     @cached_property
     def free(self) -> NDArray[np.float64]:
@@ -198,12 +199,12 @@ class SchedulerState:
     def waiting(self) -> WaitingJobs:
         """The waiting jobs."""
         m = self.resources.machine
-        job = np.sort(m.waiting[: m.counters[kernel.WAITING_COUNT]])
+        job = np.sort(m.waiting[: m.counters[layout.WAITING_COUNT]])
         whole = m.demand[job] * m.jobs["asked_units"][job][:, None] / PER_UNIT
         return WaitingJobs(
             job=job,
             num_gpus=m.jobs["gpus"][job],
-            age_s=(m.counters[kernel.NOW] - m.jobs["submit_ms"][job]) / 1000.0,
+            age_s=(m.counters[layout.NOW] - m.jobs["submit_ms"][job]) / 1000.0,
             estimate_s=m.jobs["estimate_ms"][job] / 1000.0,
             attained_gpu_s=m.jobs["attained"][job] / 1000.0,
             cpu_cores=whole[:, 1],
@@ -217,7 +218,7 @@ class SchedulerState:
     def running(self) -> RunningJobs:
         """The running jobs."""
         m = self.resources.machine
-        job = m.running[: m.counters[kernel.RUNNING_COUNT]]
+        job = m.running[: m.counters[layout.RUNNING_COUNT]]
         job = job[np.lexsort((job, m.jobs["begun_ms"][job]))]
         gpus = np.zeros((len(job), len(m.free)), dtype=np.int64)
         for row, one in enumerate(job):
@@ -226,7 +227,7 @@ class SchedulerState:
             )
             if m.jobs["gpus"][one] > 0:
                 gpus[row, m.places["node"][places]] = m.places["units"][places]
-        ran_ms = m.counters[kernel.NOW] - m.jobs["begun_ms"][job]
+        ran_ms = m.counters[layout.NOW] - m.jobs["begun_ms"][job]
         return RunningJobs(
             job=job,
             gpus=gpus,
@@ -244,7 +245,7 @@ class SchedulerState:
     def places(self, job: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Nodes and GPUs (parts) on each that the placement rule would choose now, or None."""
         m, rule = self.resources.machine, self.resources.rule
-        count = kernel.find_places(m, m.free, job, m.demand[job], rule, self.resources.seed)
+        count = find_places(m, m.free, job, m.demand[job], rule, self.resources.seed)
         if count < 0:
             return None
         places = slice(m.jobs["place_base"][job], m.jobs["place_base"][job] + count)
@@ -279,8 +280,8 @@ class SchedulerState:
             raise PermissionError("remaining_s is for schedulers with oracle = True")
         m = self.resources.machine
         left_ms = m.jobs["left_ms"][job]
-        if m.jobs["status"][job] == kernel.RUNNING:
-            left_ms -= (m.counters[kernel.NOW] - m.jobs["since_ms"][job]) * m.jobs["rate"][job]
+        if m.jobs["status"][job] == layout.RUNNING:
+            left_ms -= (m.counters[layout.NOW] - m.jobs["since_ms"][job]) * m.jobs["rate"][job]
         return float(max(left_ms, 0.0)) / 1000.0
 
 
@@ -300,7 +301,7 @@ class Draft:
     def preempt(self, job: int) -> None:
         """Takes a running job's resources."""
         m = self.state.resources.machine
-        kernel.take(m, self._free, job, m.held[job], -1)
+        take(m, self._free, job, m.held[job], -1)
         self._preempt.append(job)
 
     def start(self, job: int, *, kind: int | None = None, rule: str | None = None) -> bool:
@@ -316,11 +317,11 @@ class Draft:
         free = self._free
         if kind is not None:
             free = np.where((m.nodes["kind"] == kind)[:, None], free, 0)
-        number = resources.rule if rule is None else kernel.PLACEMENTS[rule]
+        number = resources.rule if rule is None else layout.PLACEMENTS[rule]
         # The scratch places of a job that runs must survive.
         base, widest = m.jobs["place_base"][job], min(int(m.jobs["units"][job]), len(free))
         kept = m.places[base : base + widest].copy()
-        count = kernel.find_places(m, free, job, m.demand[job], number, resources.seed)
+        count = find_places(m, free, job, m.demand[job], number, resources.seed)
         chosen = m.places[base : base + max(count, 0)].copy()
         m.places[base : base + widest] = kept
         if count < 0:
@@ -335,7 +336,7 @@ class Draft:
         m = self.state.resources.machine
         for node, units in zip(nodes, gpus, strict=True):
             kinds_ok = m.jobs["kinds_ok"][job]
-            if kernel.node_room(m, self._free, node, m.demand[job], kinds_ok, units) < units:
+            if node_room(m, self._free, node, m.demand[job], kinds_ok, units) < units:
                 return False
         for node, units in zip(nodes, gpus, strict=True):
             self._free[node] -= m.demand[job] * units

@@ -1,20 +1,41 @@
-"""The multi-resource cluster as arrays: room, placement, starting, stopping, speed.
+"""What happens to the multi-resource cluster: speed, starting, stopping, time.
 
 Everything that happens to a cluster with capacity vectors happens through these functions, whether
-a compiled policy or a Python one decides. Amounts are int64 (GPUs and cores in thousandths, bytes,
-bytes/s), so that an empty node is exactly empty; times are int64 milliseconds; remaining work is
-float64 milliseconds at speed 1, exact while jobs run at their stated durations.
-
-A job is `units` equal parts (GPUs; a job without GPUs is one part), each with the same demand.
+a compiled policy or a Python one decides.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
 
+from dtgym.simulator.kernels.cluster_placement import take
+from dtgym.simulator.kernels.cluster_state import (
+    ARRIVED,
+    CPU,
+    DONE,
+    EVENTS,
+    GIVE,
+    GPU,
+    GPU_STAGE,
+    INTERLEAVED,
+    IO,
+    LOG_PLACES,
+    LOG_ROWS,
+    NETWORK,
+    NEVER,
+    NOW,
+    RELEASED,
+    RUNNING,
+    RUNNING_COUNT,
+    SHARE_NETWORK,
+    STALE,
+    TAKE,
+    WAITING,
+    WAITING_COUNT,
+)
 from dtgym.simulator.kernels.job_speed import (
     combine_stages,
     cpu_stage_shape,
@@ -22,321 +43,9 @@ from dtgym.simulator.kernels.job_speed import (
     shared_gpu_speed,
 )
 
-NEVER = np.int64(2**62)
-STALE = np.int64(-1)
-TAKE, GIVE = np.int64(1), np.int64(-1)
-# Typed constants: a literal would compile every function it is passed to once more.
-NOBODY = np.int64(-1)
-FUTURE, WAITING, RUNNING, DONE = 0, 1, 2, 3
-GPU, CPU, MEMORY, IO, NETWORK = 0, 1, 2, 3, 4
-
-CONSOLIDATE = 1
-BEST_FIT = 2
-WORST_FIT = 3
-FIRST_FIT = 4
-SPREAD = 5
-RANDOM_FIT = 6
-ALIGNED = 7
-LEAST_FRAGMENTATION = 8
-PLACEMENTS = {
-    "consolidate": CONSOLIDATE,
-    "best_fit": BEST_FIT,
-    "worst_fit": WORST_FIT,
-    "first_fit": FIRST_FIT,
-    "spread": SPREAD,
-    "random_fit": RANDOM_FIT,
-    "aligned": ALIGNED,
-    "fgd": LEAST_FRAGMENTATION,
-}
-
-CONTENDING = 0
-INTERLEAVED = 1
-
-
-JOB = np.dtype(
-    [
-        # Read-only.
-        ("submit_ms", np.int64),
-        ("work_ms", np.int64),  # at speed 1
-        ("asked_units", np.int64),  # parts as requested
-        ("kinds_ok", np.int64),  # bit k: GPU type k will do
-        ("shape", np.int64),  # jobs with equal parts, demand and types share a number
-        ("rank", np.int64),  # waiting order
-        ("traffic", np.int64),  # network of one part
-        ("estimate_ms", np.int64),
-        ("cost_ms", np.int64),  # work added by a preemption
-        ("place_base", np.int64),  # first of its places
-        ("has_stages", np.int64),  # whether the speed model applies
-        ("overlap", np.float64),
-        ("squared", np.float64),  # CPU curve
-        ("linear", np.float64),
-        ("constant", np.float64),
-        ("cross_node", np.float64),  # factor on the network stage across nodes
-        ("cross_rack", np.float64),  # and across racks
-        # State.
-        ("status", np.int64),
-        ("gpus", np.int64),  # of the gang; a Python policy may start a job on fewer or more
-        ("units", np.int64),  # parts: GPUs, at least 1
-        ("left_ms", np.float64),
-        ("rate", np.float64),
-        ("since_ms", np.int64),  # when left_ms was true
-        ("finish_ms", np.int64),  # planned; NEVER unless running
-        ("begun_ms", np.int64),  # of the present stretch
-        ("idle_ms", np.int64),  # since when it waits
-        ("first_ms", np.int64),  # first start
-        ("attained", np.int64),  # GPU-ms before the present stretch
-        ("waited_ms", np.int64),
-        ("preemptions", np.int64),
-        ("partner", np.int64),  # job on the same GPUs, -1
-        ("place_count", np.int64),
-        ("spot", np.int64),  # in the list of running or waiting jobs
-        ("logged_ms", np.int64),  # since when the present stretch is not in the log
-        ("logged_left_ms", np.float64),  # remaining work at that time
-    ],
-    align=True,
-)
-NODE = np.dtype(
-    [
-        ("kind", np.int64),  # GPU type
-        ("rack", np.int64),
-        ("network_load", np.int64),  # bytes/s asked by gangs that span nodes
-        ("room", np.int64),  # scratch
-        ("taken", np.int64),  # scratch
-    ],
-    align=True,
-)
-PLACE = np.dtype([("node", np.int64), ("units", np.int64)], align=True)
-CLASS = np.dtype([("units", np.int64), ("share", np.float64)], align=True)
-
-
-class Machine(NamedTuple):
-    """Cluster and jobs; J jobs in the order (submission, id), N nodes, R = 5 resources.
-
-    Records instead of an array per field: compiled functions pass every array of the machine on,
-    and dozens of them would triple the time to compile.
-    """
-
-    capacity: Any  # (N, R)
-    demand: Any  # (J, R) of one part, as requested; no network where that is shared
-    stage_s: Any  # (J, 4)
-    kind_speed: Any  # (J, K) of the GPU stage
-    classes: Any  # (C,) the workload's typical jobs: parts, how frequent
-    class_demand: Any  # (C, R) of one part
-    jobs: Any  # (J,)
-    nodes: Any  # (N,)
-    free: Any  # (N, R)
-    held: Any  # (J, R) of one part, as given
-    places: Any  # of all jobs
-    running: Any  # (J,) list
-    waiting: Any  # (J,) list, in order of rank
-    counters: Any  # see below
-    log_row: Any  # (rows, 9) job, begin, end, places, then what one part held
-    log_work_ms: Any  # (rows,) work done
-    log_places: Any  # of the rows, end to end
-
-
-ARRIVED, RUNNING_COUNT, WAITING_COUNT, EVENTS, RELEASED, LOG_ROWS, LOG_PLACES = 0, 1, 2, 3, 4, 5, 6
-NOW, SHARE_NETWORK = 7, 8
-COUNTERS = 9
-"""Counters of a machine, the clock in ms, and whether the network is shared."""
-
 
 @njit(cache=True, nogil=True)
-def mix(x: Any) -> Any:
-    """SplitMix64: a well-mixed 64-bit number from another."""
-    x = np.uint64(x) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True)
-def node_room(m: Any, free: Any, node: int, demand: Any, kinds_ok: int, most: int) -> int:
-    """Parts of a job that a node has room for, at most `most`."""
-    if not (kinds_ok >> m.nodes[node].kind) & 1:
-        return 0
-    room = most
-    for r in range(5):
-        if demand[r] > 0:
-            fits = free[node, r] // demand[r]
-            if fits < room:
-                room = fits
-    return max(room, 0)
-
-
-@njit(cache=True, nogil=True)
-def _fragmentation(m: Any, free: Any, node: int) -> float:
-    """Free GPUs of a node that the workload's typical jobs cannot use, expected over them."""
-    lost = 0.0
-    for c in range(m.classes.shape[0]):
-        if m.class_demand[c, GPU] == 0:
-            continue
-        largest = m.capacity[node, GPU] // m.class_demand[c, GPU]
-        wanted = min(m.classes[c].units, largest)
-        if wanted == 0:
-            continue
-        room = node_room(m, free, node, m.class_demand[c], -1, wanted)
-        if room < wanted:
-            lost += m.classes[c].share * free[node, GPU]
-    return lost
-
-
-@njit(cache=True, nogil=True)
-def _score(
-    m: Any, free: Any, node: int, job: int, demand: Any, parts: int, rule: int, seed: int
-) -> float:
-    """Which node a rule likes: the lowest score first, the lowest node on a tie."""
-    if rule == FIRST_FIT:
-        return 0.0
-    if rule == WORST_FIT:
-        return -float(free[node, GPU])
-    if rule == RANDOM_FIT:
-        return float(mix(mix(np.uint64(seed) + np.uint64(job)) + np.uint64(node)) >> np.uint64(12))
-    if rule == ALIGNED:
-        dot = 0.0
-        for r in range(5):
-            if m.capacity[node, r] > 0:
-                dot += (demand[r] / m.capacity[node, r]) * (free[node, r] / m.capacity[node, r])
-        return -dot
-    if rule == LEAST_FRAGMENTATION:
-        before = _fragmentation(m, free, node)
-        for r in range(5):
-            free[node, r] -= demand[r] * parts
-        after = _fragmentation(m, free, node)
-        for r in range(5):
-            free[node, r] += demand[r] * parts
-        return after - before
-    return float(free[node, GPU])
-
-
-@njit(cache=True, nogil=True)
-def find_places(m: Any, free: Any, job: int, demand: Any, rule: int, seed: int) -> int:
-    """Chooses nodes for all parts of a job out of `free`, without taking anything.
-
-    They are written to `m.places` from the job's `place_base` on.
-
-    Args:
-        m: The machine.
-        free: What may be used, (N, R); left as it was.
-        job: The job.
-        demand: Of one part, (R,).
-        rule: A value of `PLACEMENTS`.
-        seed: Of RANDOM_FIT.
-
-    Returns:
-        Number of nodes; -1 where the job does not fit.
-    """
-    nodes = m.nodes
-    units = m.jobs[job].units
-    base = m.jobs[job].place_base
-    total = 0
-    for node in range(free.shape[0]):
-        nodes[node].room = node_room(m, free, node, demand, m.jobs[job].kinds_ok, units)
-        nodes[node].taken = 0
-        total += nodes[node].room
-    if total < units:
-        return -1
-    if rule == SPREAD:
-        for _ in range(units):
-            widest = -1
-            most = np.int64(-1)
-            for node in range(free.shape[0]):
-                left = free[node, GPU] - nodes[node].taken * demand[GPU]
-                if nodes[node].room > nodes[node].taken and left > most:
-                    widest = node
-                    most = left
-            nodes[widest].taken += 1
-        used = 0
-        for node in range(free.shape[0]):
-            if nodes[node].taken > 0:
-                m.places[base + used].node = node
-                m.places[base + used].units = nodes[node].taken
-                used += 1
-        return used
-    chosen = -1
-    best = np.inf
-    for node in range(free.shape[0]):
-        if nodes[node].room == units:
-            score = _score(m, free, node, job, demand, units, rule, seed)
-            if score < best:
-                best = score
-                chosen = node
-    if chosen >= 0:
-        m.places[base].node = chosen
-        m.places[base].units = units
-        return 1
-    largest = 0
-    if rule == CONSOLIDATE:
-        for node in range(free.shape[0]):
-            if (m.jobs[job].kinds_ok >> m.nodes[node].kind) & 1:
-                size = units
-                if demand[GPU] > 0:
-                    size = m.capacity[node, GPU] // demand[GPU]
-                largest = max(largest, size)
-        if units <= largest:
-            return -1
-    used = 0
-    missing = units
-    while missing > 0:
-        chosen = -1
-        last = False
-        if rule == CONSOLIDATE:
-            biggest = 0
-            for node in range(free.shape[0]):
-                if (
-                    nodes[node].taken == 0
-                    and nodes[node].room > 0
-                    and free[node, GPU] == m.capacity[node, GPU]
-                ):
-                    size = m.capacity[node, GPU] // max(demand[GPU], 1)
-                    if size == min(nodes[node].room, size) and biggest < size <= missing:
-                        biggest = size
-                        chosen = node
-            last = chosen < 0
-        else:
-            best = np.inf
-            for node in range(free.shape[0]):
-                if nodes[node].taken == 0 and nodes[node].room > 0:
-                    # Whoever gives most parts keeps the gang together.
-                    score = float(node) if rule == FIRST_FIT else -float(nodes[node].room)
-                    if rule in (WORST_FIT, BEST_FIT):
-                        score = -float(free[node, GPU])
-                    if score < best:
-                        best = score
-                        chosen = node
-            if chosen < 0:
-                return -1
-            last = rule == BEST_FIT and nodes[chosen].room >= missing
-        if last:
-            chosen = -1
-            for node in range(free.shape[0]):
-                if (
-                    nodes[node].taken == 0
-                    and nodes[node].room >= missing
-                    and (chosen < 0 or free[node, GPU] < free[chosen, GPU])
-                ):
-                    chosen = node
-            if chosen < 0:
-                return -1
-        part = min(missing, nodes[chosen].room)
-        nodes[chosen].taken = part
-        m.places[base + used].node = chosen
-        m.places[base + used].units = part
-        used += 1
-        missing -= part
-    return used
-
-
-@njit(cache=True, nogil=True)
-def take(m: Any, free: Any, job: int, demand: Any, sign: int) -> None:
-    """Takes (sign TAKE) or gives back (GIVE) a job's parts at its places."""
-    for place in range(m.jobs[job].place_base, m.jobs[job].place_base + m.jobs[job].place_count):
-        for r in range(5):
-            free[m.places[place].node, r] -= sign * demand[r] * m.places[place].units
-
-
-@njit(cache=True, nogil=True)
-def speed(m: Any, job: int, pairing: int) -> float:
+def speed(m: Any, job: Any, pairing: Any) -> float:
     """Progress per time of a placed job, relative to its request alone on the reference GPU."""
     smaller = m.jobs[job].asked_units / m.jobs[job].units
     if not m.jobs[job].has_stages:
@@ -407,11 +116,8 @@ def speed(m: Any, job: int, pairing: int) -> float:
     return asked_s / given_s
 
 
-GPU_STAGE = 2
-
-
 @njit(cache=True, nogil=True)
-def settle(m: Any, job: int) -> None:
+def settle(m: Any, job: Any) -> None:
     """Brings a running job's remaining work up to now."""
     now = m.counters[NOW]
     m.jobs[job].left_ms = max(
@@ -421,7 +127,7 @@ def settle(m: Any, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def replan(m: Any, pairing: int) -> None:
+def replan(m: Any, pairing: Any) -> None:
     """Sets speed and completion of running jobs whose speed may have changed in this instant."""
     for place in range(m.counters[RUNNING_COUNT]):
         job = m.running[place]
@@ -433,7 +139,7 @@ def replan(m: Any, pairing: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _load_network(m: Any, job: int, sign: int) -> None:
+def _load_network(m: Any, job: Any, sign: Any) -> None:
     """Adds or removes a gang's traffic where it spans nodes, which touches all that do."""
     if m.counters[SHARE_NETWORK] == 0 or m.jobs[job].place_count < 2:
         return
@@ -449,7 +155,7 @@ def _load_network(m: Any, job: int, sign: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _log(m: Any, job: int) -> None:
+def _log(m: Any, job: Any) -> None:
     """Logs a settled running job's stretch up to now; jobs that share GPUs hold half of them."""
     row = m.counters[LOG_ROWS]
     m.log_row[row, 0] = job
@@ -471,7 +177,7 @@ def _log(m: Any, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def start(m: Any, job: int, host: int) -> None:
+def start(m: Any, job: Any, host: Any) -> None:
     """Starts a waiting job at its places; with `host` >= 0 on the GPUs of that running job."""
     now = m.counters[NOW]
     spot = m.jobs[job].spot
@@ -506,7 +212,7 @@ def start(m: Any, job: int, host: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _leave(m: Any, job: int) -> None:
+def _leave(m: Any, job: Any) -> None:
     """Takes a settled running job off its places; a partner keeps the GPUs."""
     _log(m, job)
     other = m.jobs[job].partner
@@ -532,7 +238,7 @@ def _leave(m: Any, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def complete(m: Any, job: int) -> None:
+def complete(m: Any, job: Any) -> None:
     """Ends a job at its completion."""
     m.jobs[job].left_ms = 0.0
     m.jobs[job].since_ms = m.counters[NOW]
@@ -543,7 +249,7 @@ def complete(m: Any, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def enqueue(m: Any, job: int) -> None:
+def enqueue(m: Any, job: Any) -> None:
     """Puts a job among the waiting ones, in the order of `rank`."""
     spot = m.counters[WAITING_COUNT]
     while spot > 0 and m.jobs[m.waiting[spot - 1]].rank > m.jobs[job].rank:
@@ -557,7 +263,7 @@ def enqueue(m: Any, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def preempt(m: Any, job: int) -> None:
+def preempt(m: Any, job: Any) -> None:
     """Takes a running job's resources; it waits again, behind those ranked before it."""
     settle(m, job)
     _leave(m, job)
@@ -580,7 +286,7 @@ def next_instant(m: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def advance(m: Any, when: int) -> None:
+def advance(m: Any, when: Any) -> None:
     """Goes to an instant not after `next_instant`: completions first, then arrivals."""
     m.counters[NOW] = when
     place = 0

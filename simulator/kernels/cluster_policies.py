@@ -12,9 +12,19 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from dtgym.simulator.kernels.cluster_backfill import conservative, easy, sort_pairs
 from dtgym.simulator.kernels.cluster_machine import (
+    advance,
+    log_has_room,
+    next_instant,
+    preempt,
+    replan,
+    settle,
+    start,
+)
+from dtgym.simulator.kernels.cluster_placement import find_places, fit_now, take
+from dtgym.simulator.kernels.cluster_state import (
     ARRIVED,
-    CPU,
     EVENTS,
     GIVE,
     GPU,
@@ -28,15 +38,6 @@ from dtgym.simulator.kernels.cluster_machine import (
     RUNNING_COUNT,
     TAKE,
     WAITING_COUNT,
-    advance,
-    find_places,
-    log_has_room,
-    next_instant,
-    preempt,
-    replan,
-    settle,
-    start,
-    take,
 )
 from dtgym.simulator.kernels.job_speed import combine_stages, interleaved_period, shared_gpu_speed
 
@@ -57,26 +58,12 @@ STUCK = 2
 
 
 @njit(cache=True, nogil=True)
-def _fit_now(m: Any, job: int, choices: Any, rule: int, seed: int) -> bool:
-    """Looks for places with the first CPU share that fits; leaves share and places in the job."""
-    for choice in range(choices.shape[1]):
-        if choices[job, choice] < 0:
-            break
-        m.held[job, CPU] = choices[job, choice]
-        count = find_places(m, m.free, job, m.held[job], rule, seed)
-        if count >= 0:
-            m.jobs[job].place_count = count
-            return True
-    return False
-
-
-@njit(cache=True, nogil=True)
-def _in_order(m: Any, choices: Any, shut: Any, rule: int, skip: bool, seed: int) -> None:
+def _in_order(m: Any, choices: Any, shut: Any, rule: Any, skip: bool, seed: Any) -> None:
     """Starts waiting jobs in order; stops at or skips one that does not fit."""
     spot = 0
     while spot < m.counters[WAITING_COUNT]:
         job = m.waiting[spot]
-        if not shut[m.jobs[job].shape] and _fit_now(m, job, choices, rule, seed):
+        if not shut[m.jobs[job].shape] and fit_now(m, job, choices, rule, seed):
             start(m, job, NOBODY)
             continue
         shut[m.jobs[job].shape] = True
@@ -86,7 +73,7 @@ def _in_order(m: Any, choices: Any, shut: Any, rule: int, skip: bool, seed: int)
 
 
 @njit(cache=True, nogil=True)
-def _pack(m: Any, threshold: float, pairing: int) -> None:
+def _pack(m: Any, threshold: Any, pairing: Any) -> None:
     """Puts waiting jobs beside running ones of the same gang where both stay fast enough.
 
     Contending pairs: each predicted speed at least `threshold`. Interleaved pairs: the sum of both
@@ -156,168 +143,8 @@ def _pack(m: Any, threshold: float, pairing: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _sort(key: Any, item: Any, count: int) -> None:
-    """Sorts the first `count` pairs by key, then item, in place (heap sort)."""
-    for step in range(count // 2 + count - 1):
-        if step < count // 2:
-            hole, end = count // 2 - 1 - step, count
-        else:
-            end = count - 1 - (step - count // 2)
-            key[0], key[end] = key[end], key[0]
-            item[0], item[end] = item[end], item[0]
-            hole = 0
-        top_key, top_item = key[hole], item[hole]
-        while 2 * hole + 1 < end:
-            child = 2 * hole + 1
-            if child + 1 < end and (
-                key[child + 1] > key[child]
-                or (key[child + 1] == key[child] and item[child + 1] > item[child])
-            ):
-                child += 1
-            if key[child] < top_key or (key[child] == top_key and item[child] < top_item):
-                break
-            key[hole], item[hole] = key[child], item[child]
-            hole = child
-        key[hole], item[hole] = top_key, top_item
-
-
-@njit(cache=True, nogil=True)
-def _estimated_end(m: Any, job: int) -> int:
-    """When a running job is thought to end; one that runs over is thought to end at once."""
-    return max(m.jobs[job].begun_ms + m.jobs[job].estimate_ms, m.counters[NOW] + 1)
-
-
-@njit(cache=True, nogil=True)
-def _easy(
-    m: Any, choices: Any, shut: Any, lifted: Any, ends: Any, order: Any, rule: int, seed: int
-) -> None:
-    """EASY backfilling: later jobs start if the head's reserved start does not move."""
-    while m.counters[WAITING_COUNT] > 0:
-        head = m.waiting[0]
-        if shut[m.jobs[head].shape] or not _fit_now(m, head, choices, rule, seed):
-            shut[m.jobs[head].shape] = True
-            break
-        start(m, head, NOBODY)
-    if m.counters[WAITING_COUNT] < 2:
-        return
-    head = m.waiting[0]
-    running = m.counters[RUNNING_COUNT]
-    for place in range(running):
-        order[place] = m.running[place]
-        ends[place] = float(_estimated_end(m, m.running[place]))
-    _sort(ends, order, running)
-    for node in range(lifted.shape[0]):
-        for r in range(5):
-            lifted[node, r] = m.free[node, r]
-    reserved = NEVER
-    place = 0
-    while place < running:
-        until = ends[place]
-        while place < running and ends[place] == until:
-            job = order[place]
-            take(m, lifted, job, m.held[job], GIVE)
-            place += 1
-        if find_places(m, lifted, head, m.demand[head], rule, seed) >= 0:
-            reserved = np.int64(until)
-            break
-    spot = 1
-    while spot < m.counters[WAITING_COUNT]:
-        job = m.waiting[spot]
-        spot += 1
-        if shut[m.jobs[job].shape]:
-            continue
-        if not _fit_now(m, job, choices, rule, seed):
-            shut[m.jobs[job].shape] = True
-            continue
-        if m.counters[NOW] + m.jobs[job].estimate_ms > reserved:
-            take(m, lifted, job, m.held[job], TAKE)
-            if find_places(m, lifted, head, m.demand[head], rule, seed) < 0:
-                take(m, lifted, job, m.held[job], GIVE)
-                continue
-        start(m, job, NOBODY)
-        spot -= 1
-
-
-@njit(cache=True, nogil=True)
-def _conservative(
-    m: Any, choices: Any, ends: Any, order: Any, depth: int, rule: int, seed: int
-) -> None:
-    """Conservative backfilling: every one of the first `depth` waiting jobs holds a reservation.
-
-    Reservations are made anew in order at every decision from the running jobs' estimated ends; a
-    job starts where its reservation begins now.
-    """
-    if m.counters[WAITING_COUNT] == 0:
-        return
-    nodes = m.free.shape[0]
-    running = m.counters[RUNNING_COUNT]
-    planned = min(m.counters[WAITING_COUNT], depth)
-    rows = running + 2 * planned + 2
-    times = np.empty(rows, np.int64)
-    levels = np.empty((rows, nodes, 5), np.int64)
-    floor = np.empty((nodes, 5), np.int64)
-    for place in range(running):
-        order[place] = m.running[place]
-        ends[place] = float(_estimated_end(m, m.running[place]))
-    _sort(ends, order, running)
-    steps = 1
-    times[0] = m.counters[NOW]
-    for node in range(nodes):
-        for r in range(5):
-            levels[0, node, r] = m.free[node, r]
-    for place in range(running):
-        job = order[place]
-        if np.int64(ends[place]) != times[steps - 1]:
-            times[steps] = np.int64(ends[place])
-            for node in range(nodes):
-                for r in range(5):
-                    levels[steps, node, r] = levels[steps - 1, node, r]
-            steps += 1
-        take(m, levels[steps - 1], job, m.held[job], GIVE)
-    spot = 0
-    while planned > 0:
-        planned -= 1
-        job = m.waiting[spot]
-        m.held[job, CPU] = choices[job, 0]
-        length = max(m.jobs[job].estimate_ms, 1)
-        for first in range(steps):
-            until = times[first] + length
-            for node in range(nodes):
-                for r in range(5):
-                    floor[node, r] = levels[first, node, r]
-            after = first + 1
-            while after < steps and times[after] < until:
-                for node in range(nodes):
-                    for r in range(5):
-                        floor[node, r] = min(floor[node, r], levels[after, node, r])
-                after += 1
-            count = find_places(m, floor, job, m.held[job], rule, seed)
-            if count < 0:
-                continue
-            m.jobs[job].place_count = count
-            if after == steps or times[after] != until:
-                for later in range(steps, after, -1):
-                    times[later] = times[later - 1]
-                    for node in range(nodes):
-                        for r in range(5):
-                            levels[later, node, r] = levels[later - 1, node, r]
-                times[after] = until
-                for node in range(nodes):
-                    for r in range(5):
-                        levels[after, node, r] = levels[after - 1, node, r]
-                steps += 1
-            for step in range(first, after):
-                take(m, levels[step], job, m.held[job], TAKE)
-            if first == 0:
-                start(m, job, NOBODY)
-                spot -= 1
-            break
-        spot += 1
-
-
-@njit(cache=True, nogil=True)
 def _dominant_share(
-    m: Any, choices: Any, owner: Any, owners: int, shut: Any, rule: int, seed: int
+    m: Any, choices: Any, owner: Any, owners: Any, shut: Any, rule: Any, seed: Any
 ) -> None:
     """Dominant-resource fairness: who holds least of his dominant resource starts the next job."""
     total = np.zeros(5)
@@ -354,7 +181,7 @@ def _dominant_share(
         if chosen < 0:
             return
         job = first[chosen]
-        if not _fit_now(m, job, choices, rule, seed):
+        if not fit_now(m, job, choices, rule, seed):
             shut[m.jobs[job].shape] = True
             continue
         start(m, job, NOBODY)
@@ -363,7 +190,7 @@ def _dominant_share(
 
 
 @njit(cache=True, nogil=True)
-def _alignment(m: Any, choices: Any, shut: Any, shortest: bool, rule: int, seed: int) -> None:
+def _alignment(m: Any, choices: Any, shut: Any, shortest: bool, rule: Any, seed: Any) -> None:
     """Tetris: the job whose demand points most along a node's free vector starts there."""
     while True:
         chosen = NOBODY
@@ -372,7 +199,7 @@ def _alignment(m: Any, choices: Any, shut: Any, shortest: bool, rule: int, seed:
             job = m.waiting[spot]
             if shut[m.jobs[job].shape]:
                 continue
-            if not _fit_now(m, job, choices, rule, seed):
+            if not fit_now(m, job, choices, rule, seed):
                 shut[m.jobs[job].shape] = True
                 continue
             node = m.places[m.jobs[job].place_base].node
@@ -388,14 +215,14 @@ def _alignment(m: Any, choices: Any, shut: Any, shortest: bool, rule: int, seed:
                 chosen = job
         if chosen < 0:
             return
-        _fit_now(m, chosen, choices, rule, seed)
+        fit_now(m, chosen, choices, rule, seed)
         start(m, chosen, NOBODY)
 
 
 @njit(cache=True, nogil=True)
 def _refill(
-    m: Any, key_kind: int, level_key: Any, level: Any, shut: Any, lifted: Any, keys: Any,
-    order: Any, rule: int, seed: int,
+    m: Any, key_kind: Any, level_key: Any, level: Any, shut: Any, lifted: Any, keys: Any,
+    order: Any, rule: Any, seed: Any,
 ) -> None:  # fmt: skip
     """Ranks all active jobs and fills the empty cluster with them in that order.
 
@@ -419,7 +246,7 @@ def _refill(
             keys[place] = m.jobs[job].left_ms * m.jobs[job].gpus
         else:
             keys[place] = float(level_key[level[job]])
-    _sort(keys, order, total)
+    sort_pairs(keys, order, total)
     for node in range(lifted.shape[0]):
         for r in range(5):
             lifted[node, r] = m.capacity[node, r]
@@ -463,7 +290,7 @@ def _refill(
 
 
 @njit(cache=True, nogil=True)
-def _next_level(m: Any, job: int, bound: int, step_ms: int) -> int:
+def _next_level(m: Any, job: Any, bound: Any, step_ms: Any) -> int:
     """First multiple of the step at which an active job's attained service exceeds `bound`."""
     now = m.counters[NOW]
     service = m.jobs[job].attained
@@ -480,25 +307,25 @@ def _next_level(m: Any, job: int, bound: int, step_ms: int) -> int:
 @njit(cache=True, nogil=True)
 def run_policy(
     m: Any,
-    policy: int,
-    rule: int,
+    policy: Any,
+    rule: Any,
     skip: bool,
     choices: Any,
-    key_kind: int,
+    key_kind: Any,
     level_bound: Any,
     level_key: Any,
-    level_step_ms: int,
+    level_step_ms: Any,
     level: Any,
     owner: Any,
-    owners: int,
-    shapes: int,
-    depth: int,
+    owners: Any,
+    shapes: Any,
+    depth: Any,
     shortest: bool,
     pack: bool,
-    threshold: float,
-    pairing: int,
-    interval_ms: int,
-    seed: int,
+    threshold: Any,
+    pairing: Any,
+    interval_ms: Any,
+    seed: Any,
 ) -> int:
     """Runs a machine until all is done or the log is full; it can be called again.
 
@@ -585,9 +412,9 @@ def run_policy(
         if policy == IN_ORDER:
             _in_order(m, choices, shut, rule, skip, seed)
         elif policy == EASY:
-            _easy(m, choices, shut, lifted, keys, order, rule, seed)
+            easy(m, choices, shut, lifted, keys, order, rule, seed)
         elif policy == CONSERVATIVE:
-            _conservative(m, choices, keys, order, depth, rule, seed)
+            conservative(m, choices, keys, order, depth, rule, seed)
         elif policy == DOMINANT_SHARE:
             _dominant_share(m, choices, owner, owners, shut, rule, seed)
         elif policy == ALIGNMENT:

@@ -24,163 +24,37 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from dtgym.simulator.kernels.ordered_lists import (
+    NEVER,
+    before,
+    insert,
+    pop,
+    push,
+    remove,
+    set_alarm,
+)
+
 REMAINING = 0
 REMAINING_GPU_TIME = 1
 LEVEL = 2
 
-NEVER = np.int64(2**62)
-
-
-@njit(cache=True, nogil=True)
-def _before(key_a: int, job_a: int, key_b: int, job_b: int) -> bool:
-    """Whether (key_a, job_a) ranks before (key_b, job_b)."""
-    return key_a < key_b or (key_a == key_b and job_a < job_b)
-
-
-@njit(cache=True, nogil=True)
-def _push(keys: Any, jobs: Any, base: int, size: int, key: int, job: int) -> None:
-    """Adds (key, job) to the min-heap of `size` entries that begins at `base`."""
-    hole = size
-    while hole > 0:
-        parent = (hole - 1) >> 1
-        if not _before(key, job, keys[base + parent], jobs[base + parent]):
-            break
-        keys[base + hole] = keys[base + parent]
-        jobs[base + hole] = jobs[base + parent]
-        hole = parent
-    keys[base + hole] = key
-    jobs[base + hole] = job
-
-
-@njit(cache=True, nogil=True)
-def _pop(keys: Any, jobs: Any, base: int, size: int) -> None:
-    """Drops the first entry of the min-heap of `size` entries that begins at `base`."""
-    size -= 1
-    key = keys[base + size]
-    job = jobs[base + size]
-    hole = 0
-    while True:
-        child = 2 * hole + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(
-            keys[base + child + 1],
-            jobs[base + child + 1],
-            keys[base + child],
-            jobs[base + child],
-        ):
-            child += 1
-        if not _before(keys[base + child], jobs[base + child], key, job):
-            break
-        keys[base + hole] = keys[base + child]
-        jobs[base + hole] = jobs[base + child]
-        hole = child
-    if size > 0:
-        keys[base + hole] = key
-        jobs[base + hole] = job
-
-
-@njit(cache=True, nogil=True)
-def _set_alarm(time: Any, heap: Any, spot: Any, size: int, job: int, when: int) -> int:
-    """Sets, moves or (with NEVER) cancels a job's alarm in an indexed min-heap; returns its size.
-
-    Args:
-        time: Alarm of each job, (jobs,).
-        heap: Jobs in heap order.
-        spot: Where each job stands in `heap`; -1 without an alarm.
-        size: Entries of `heap`.
-        job: Whose alarm.
-        when: Its new time.
-    """
-    hole = spot[job]
-    if when == NEVER:
-        if hole < 0:
-            return size
-        spot[job] = -1
-        size -= 1
-        if hole == size:
-            return size
-        job = heap[size]
-        when = time[job]
-    elif hole < 0:
-        hole = size
-        size += 1
-    while hole > 0:
-        parent = (hole - 1) >> 1
-        other = heap[parent]
-        if time[other] <= when:
-            break
-        heap[hole] = other
-        spot[other] = hole
-        hole = parent
-    while True:
-        child = 2 * hole + 1
-        if child >= size:
-            break
-        if child + 1 < size and time[heap[child + 1]] < time[heap[child]]:
-            child += 1
-        other = heap[child]
-        if time[other] >= when:
-            break
-        heap[hole] = other
-        spot[other] = hole
-        hole = child
-    heap[hole] = job
-    spot[job] = hole
-    time[job] = when
-    return size
-
-
-@njit(cache=True, nogil=True)
-def _insert(keys: Any, jobs: Any, size: int, key: int, job: int) -> None:
-    """Inserts into the ranking of running jobs, `size` entries in order."""
-    low = 0
-    high = size
-    while low < high:
-        middle = (low + high) >> 1
-        if _before(keys[middle], jobs[middle], key, job):
-            low = middle + 1
-        else:
-            high = middle
-    for place in range(size, low, -1):
-        keys[place] = keys[place - 1]
-        jobs[place] = jobs[place - 1]
-    keys[low] = key
-    jobs[low] = job
-
-
-@njit(cache=True, nogil=True)
-def _remove(keys: Any, jobs: Any, size: int, key: int, job: int) -> None:
-    """Removes an entry from the ranking of running jobs, `size` entries in order."""
-    low = 0
-    high = size
-    while low < high:
-        middle = (low + high) >> 1
-        if _before(keys[middle], jobs[middle], key, job):
-            low = middle + 1
-        else:
-            high = middle
-    for place in range(low, size - 1):
-        keys[place] = keys[place + 1]
-        jobs[place] = jobs[place + 1]
-
 
 @njit(cache=True, nogil=True)
 def _first_waiting(
-    keys: Any, jobs: Any, waiting: Any, base: Any, index: int, is_running: Any, key: Any
+    keys: Any, jobs: Any, waiting: Any, base: Any, index: Any, is_running: Any, key: Any
 ) -> int:
     """First waiting job of a gang size, after dropping entries of an older level; -1 if none."""
     while waiting[index] > 0:
         job = jobs[base[index]]
         if not is_running[job] and keys[base[index]] == key[job]:
             return job
-        _pop(keys, jobs, base[index], waiting[index])
+        pop(keys, jobs, base[index], waiting[index])
         waiting[index] -= 1
     return -1
 
 
 @njit(cache=True, nogil=True)
-def _level_alarm(now: int, attained: int, gpus: int, bound: int, step_ms: int) -> int:
+def _level_alarm(now: Any, attained: Any, gpus: Any, bound: Any, step_ms: Any) -> int:
     """First instant of the clock's grid at which attained service exceeds `bound`.
 
     Args:
@@ -203,11 +77,11 @@ def run_preemptive(
     gpus: Any,
     gang_class: Any,
     class_gpus: Any,
-    total_gpus: int,
-    key_kind: int,
+    total_gpus: Any,
+    key_kind: Any,
     level_bound: Any,
     level_key: Any,
-    level_step_ms: int,
+    level_step_ms: Any,
     cost_ms: Any,
     start_ms: Any,
     last_start_ms: Any,
@@ -215,7 +89,7 @@ def run_preemptive(
     preemptions: Any,
     waited_ms: Any,
     segments: Any,
-    segment_count: int,
+    segment_count: Any,
     log_segments: bool,
 ) -> Any:
     """Runs one pool to the end of its last job.
@@ -301,7 +175,7 @@ def run_preemptive(
             when = NEVER
             service = attained[job]
             if is_running[job]:
-                _remove(run_key, run_job, running, key[job], job)
+                remove(run_key, run_job, running, key[job], job)
                 running -= 1
                 service += (now - last_start_ms[job]) * gpus[job]
             if is_running[job] and finish_ms[job] == now:
@@ -313,7 +187,7 @@ def run_preemptive(
                     level[job] += 1
                 key[job] = level_key[level[job]]
                 if is_running[job]:
-                    _insert(run_key, run_job, running, key[job], job)
+                    insert(run_key, run_job, running, key[job], job)
                     running += 1
                     when = finish_ms[job]
                     if level[job] < levels - 1:
@@ -322,9 +196,9 @@ def run_preemptive(
                         when = min(when, step)
                 else:
                     index = gang_class[job]
-                    _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+                    push(heap_key, heap_job, base[index], waiting[index], key[job], job)
                     waiting[index] += 1
-            alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+            alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
         while arrived < jobs and submit_ms[arrived] == now:
             job = arrived
             remaining[job] = duration_ms[job]
@@ -337,7 +211,7 @@ def run_preemptive(
             else:
                 key[job] = level_key[0]
             index = gang_class[job]
-            _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+            push(heap_key, heap_job, base[index], waiting[index], key[job], job)
             waiting[index] += 1
             may_fit[index] = True
             arrived += 1
@@ -355,7 +229,7 @@ def run_preemptive(
                 value = (finish_ms[job] - now) * gpus[job]
                 key[job] = value
                 hole = place
-                while hole > 0 and _before(value, job, run_key[hole - 1], run_job[hole - 1]):
+                while hole > 0 and before(value, job, run_key[hole - 1], run_job[hole - 1]):
                     run_key[hole] = run_key[hole - 1]
                     run_job[hole] = run_job[hole - 1]
                     hole -= 1
@@ -377,14 +251,14 @@ def run_preemptive(
                 if job < 0:
                     continue
                 value = key[job] + shift
-                if chosen >= 0 and not _before(value, job, chosen_key, chosen_job):
+                if chosen >= 0 and not before(value, job, chosen_key, chosen_job):
                     continue
                 room = free
                 after = running
                 while (
                     room < class_gpus[index]
                     and after > 0
-                    and _before(value, job, run_key[after - 1], run_job[after - 1])
+                    and before(value, job, run_key[after - 1], run_job[after - 1])
                 ):
                     after -= 1
                     room += gpus[run_job[after]]
@@ -402,7 +276,7 @@ def run_preemptive(
             refill = free < gpus[chosen_job]
             if refill:
                 chosen_after = running
-                while chosen_after > 0 and _before(
+                while chosen_after > 0 and before(
                     chosen_key, chosen_job, run_key[chosen_after - 1], run_job[chosen_after - 1]
                 ):
                     chosen_after -= 1
@@ -419,7 +293,7 @@ def run_preemptive(
                 if begin >= 0:
                     index = gang_class[begin]
                     waited_ms[begin] += now - idle_since_ms[begin]
-                    _pop(heap_key, heap_job, base[index], waiting[index])
+                    pop(heap_key, heap_job, base[index], waiting[index])
                     waiting[index] -= 1
                     room -= gpus[begin]
                     if preemptions[begin] == 0:
@@ -436,8 +310,8 @@ def run_preemptive(
                             when,
                             _level_alarm(now, attained[begin], gpus[begin], bound, level_step_ms),
                         )
-                    alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, begin, when)
-                    _insert(run_key, run_job, running, key[begin], begin)
+                    alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, begin, when)
+                    insert(run_key, run_job, running, key[begin], begin)
                     running += 1
                     begin = -1
                     if not refill:
@@ -457,7 +331,7 @@ def run_preemptive(
                     if job < 0:
                         continue
                     value = key[job] + shift
-                    if next_job < 0 or _before(value, job, next_key, next_job):
+                    if next_job < 0 or before(value, job, next_key, next_job):
                         next_key = value
                         next_job = job
                 if next_job < 0:
@@ -503,9 +377,9 @@ def run_preemptive(
                     and attained[job] > level_bound[level[job]]
                 )
                 when = -((-now) // level_step_ms) * level_step_ms if late else NEVER
-                alarms = _set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+                alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
                 index = gang_class[job]
-                _push(heap_key, heap_job, base[index], waiting[index], key[job], job)
+                push(heap_key, heap_job, base[index], waiting[index], key[job], job)
                 waiting[index] += 1
             if refill:
                 for index in range(classes):
@@ -524,10 +398,10 @@ def run_preemptive_batch(
     class_base: Any,
     class_gpus: Any,
     total_gpus: Any,
-    key_kind: int,
+    key_kind: Any,
     level_bound: Any,
     level_key: Any,
-    level_step_ms: int,
+    level_step_ms: Any,
     cost_ms: Any,
     start_ms: Any,
     last_start_ms: Any,

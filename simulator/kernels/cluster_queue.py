@@ -35,7 +35,7 @@ NEVER = np.int64(2**62)
 
 
 @njit(cache=True, nogil=True)
-def push_rank(heap: Any, base: int, size: int, value: int) -> None:
+def push_rank(heap: Any, base: Any, size: Any, value: Any) -> None:
     """Adds `value` to the min-heap heap[base : base + size]; the caller counts the size."""
     hole = size
     while hole > 0:
@@ -49,7 +49,7 @@ def push_rank(heap: Any, base: int, size: int, value: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def pop_rank(heap: Any, base: int, size: int) -> int:
+def pop_rank(heap: Any, base: Any, size: Any) -> int:
     """Takes the smallest value off the min-heap heap[base : base + size]."""
     top = heap[base]
     last = heap[base + size - 1]
@@ -71,7 +71,7 @@ def pop_rank(heap: Any, base: int, size: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def push_finish(times: Any, jobs: Any, size: int, time: int, job: int) -> None:
+def push_finish(times: Any, jobs: Any, size: Any, time: Any, job: Any) -> None:
     """Adds a completion to the min-heap of (time, job)."""
     hole = size
     while hole > 0:
@@ -86,7 +86,7 @@ def push_finish(times: Any, jobs: Any, size: int, time: int, job: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def pop_finish(times: Any, jobs: Any, size: int) -> int:
+def pop_finish(times: Any, jobs: Any, size: Any) -> int:
     """Takes the earliest completion off the min-heap of (time, job)."""
     top = jobs[0]
     size -= 1
@@ -112,7 +112,7 @@ def pop_finish(times: Any, jobs: Any, size: int) -> int:
 
 @njit(cache=True, nogil=True)
 def place_gang(
-    rule: int, gang: int, free: Any, size: Any, taken: Any, out_node: Any, out_gpus: Any, base: int
+    rule: Any, gang: Any, free: Any, size: Any, taken: Any, out_node: Any, out_gpus: Any, base: Any
 ) -> int:
     """Chooses nodes for a gang and takes their GPUs.
 
@@ -241,7 +241,7 @@ def run_queue(
     gang_class: Any,
     class_gpus: Any,
     node_gpus: Any,
-    placement: int,
+    placement: Any,
     skip: bool,
     start_ms: Any,
     finish_ms: Any,
@@ -378,7 +378,7 @@ def run_queue_batch(
     class_gpus: Any,
     node_base: Any,
     node_gpus: Any,
-    placement: int,
+    placement: Any,
     skip: bool,
     start_ms: Any,
     finish_ms: Any,

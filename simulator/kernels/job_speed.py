@@ -16,7 +16,7 @@ SLOWEST_SHARED = 0.1
 
 
 @njit(cache=True, nogil=True)
-def combine_stages(io_s: float, cpu_s: float, gpu_s: float, net_s: float, overlap: float) -> float:
+def combine_stages(io_s: Any, cpu_s: Any, gpu_s: Any, net_s: Any, overlap: Any) -> float:
     """(1 - overlap) x sum + overlap x largest of the four stages, seconds."""
     total = io_s + cpu_s + gpu_s + net_s
     largest = max(max(io_s, cpu_s), max(gpu_s, net_s))
@@ -24,13 +24,13 @@ def combine_stages(io_s: float, cpu_s: float, gpu_s: float, net_s: float, overla
 
 
 @njit(cache=True, nogil=True)
-def cpu_stage_shape(cores: float, squared: float, linear: float, constant: float) -> float:
+def cpu_stage_shape(cores: Any, squared: Any, linear: Any, constant: Any) -> float:
     """Length of the CPU stage on `cores` per GPU, up to a factor."""
     return squared / (cores * cores) + linear / cores + constant
 
 
 @njit(cache=True, nogil=True)
-def shared_gpu_speed(compute: float, memory: float) -> float:
+def shared_gpu_speed(compute: Any, memory: Any) -> float:
     """Speed of each of several jobs on one GPU relative to running alone."""
     speed = 1.0 - COMPUTE_CONTENTION * max(0.0, compute - 1.0) - MEMORY_CONTENTION * memory
     return max(speed, SLOWEST_SHARED)
