@@ -21,6 +21,8 @@ test: $(INSTALLED) lint
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	mkdir -p build/typing/dtgym
+	for floor in $(FLOORS); do ln -sfn ../../../$$floor build/typing/dtgym/$$floor; done
 	$(BIN)/pyright --warnings --pythonpath $(BIN)/python
 
 tables: $(INSTALLED)
