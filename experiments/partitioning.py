@@ -184,7 +184,8 @@ def _ratio(own: NDArray[np.float64], other: NDArray[np.float64]) -> tuple[float,
     both = np.isfinite(own) & np.isfinite(other)
     if not both.any():
         return float("nan"), float("nan"), float("nan")
-    estimate = statistics.mean_estimate((own[both] / other[both])[None, :, None])
+    # Instances are what is resampled: they take the place of episodes.
+    estimate = statistics.mean_estimate((own[both] / other[both])[None, None, :])
     return estimate.point, estimate.low, estimate.high
 
 
@@ -371,6 +372,9 @@ class GapRow:
 GAP_RULES = Rules(max_stages=3, wires=("bf16",), recompute="selective", zero=1)
 """The space that is enumerated: three stages, 16-bit links, standard warm-up."""
 
+GAP_EVALUATIONS = 900
+"""Plans that the reconstruction may price: less than 1 % of the smallest space."""
+
 GAP_PLANNERS = (
     "megatron-manual",
     "proportional",
@@ -431,7 +435,7 @@ def gaps(
 def _without_depth(name: str, space: PlanSpace) -> Planned | None:
     """The planner's plan, its warm-up set back to the usual depth."""
     if name == "hgtrainer":
-        planner = METHODS[name](warmup_depth=False)
+        planner = METHODS[name](warmup_depth=False, max_evaluations=GAP_EVALUATIONS)
         assert isinstance(planner, Planner)
         return planner.plan(space)
     one = planned(name, space)

@@ -65,7 +65,7 @@ class HGTrainer(Planner):
     rescored: int = 160
     per_shape: int = 2
     refined: int = 16
-    max_evaluations: int = 4000
+    max_evaluations: int = 12000
     wire_precision: bool = True
     warmup_depth: bool = True
     hierarchical: bool = True
