@@ -125,23 +125,23 @@ class Cases:
             node_gpus=np.concatenate(nodes),
         )
 
-    def rank(self, name: str, key: NDArray[Any] | None) -> NDArray[np.int64]:
+    def rank(self, key: NDArray[Any] | None, name: str = "") -> NDArray[np.int64]:
         """Waiting order within each case, ascending in `key`, ties by submission and id.
 
         Args:
-            name: Under which the order is kept for later runs.
             key: (jobs,); None is the order of submission.
+            name: Under which the order is kept for later runs; empty does not keep it.
         """
-        if name not in self._ranks:
-            within = np.arange(len(self.row)) - np.repeat(self.base[:-1], np.diff(self.base))
-            if key is None:
-                self._ranks[name] = within
-            else:
-                case = np.repeat(np.arange(len(self)), np.diff(self.base))
-                rank = np.empty(len(self.row), dtype=np.int64)
-                rank[np.lexsort((key, case))] = within
-                self._ranks[name] = rank
-        return self._ranks[name]
+        if name in self._ranks:
+            return self._ranks[name]
+        rank = np.arange(len(self.row)) - np.repeat(self.base[:-1], np.diff(self.base))
+        if key is not None:
+            case = np.repeat(np.arange(len(self)), np.diff(self.base))
+            within, rank = rank, np.empty_like(rank)
+            rank[np.lexsort((key, case))] = within
+        if name:
+            self._ranks[name] = rank
+        return rank
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from dtgym.simulator.kernels import cluster_machine as kernel
 from dtgym.simulator.kernels import cluster_state as layout
 from dtgym.simulator.kernels.cluster_placement import find_places, node_room
 from dtgym.simulator.outcome import Outcome
-from dtgym.simulator.scheduling import Decision, EngineView, Scheduler, SchedulerState, Start
+from dtgym.simulator.scheduling import Decision, EngineView, SchedulerState, Start
 
 PAIRINGS = {"contending": layout.CONTENDING, "interleaved": layout.INTERLEAVED}
 MOST_IDLE_WAKES = 1000
@@ -26,12 +26,12 @@ MOST_IDLE_WAKES = 1000
 SHARES = ((layout.CPU, "cpu"), (layout.IO, "io"), (layout.NETWORK, "network"))
 
 
-def run(resources: Resources, policy: Scheduler, *, interval_ms: int = 0) -> Outcome:
+def run(resources: Resources, policy: Any, *, interval_ms: int = 0) -> Outcome:
     """Runs a machine to the end under a Python policy.
 
     Args:
         resources: The machine before its first event; it is used up.
-        policy: The scheduler; see `Scheduler`.
+        policy: The scheduler; see `dtgym.simulator.scheduling.Scheduler`.
         interval_ms: Decide only at multiples of this; 0 decides at every event.
 
     Raises:

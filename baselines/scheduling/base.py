@@ -29,16 +29,17 @@ class SchedulingMethod(BaseMethod):
     Attributes:
         placements: Placement rules it likes, best first; used where the environment lets it choose.
         blocks: Whether nobody overtakes a job that does not fit.
+        table: The episode's jobs, for an oracle in the environment; else None.
     """
 
     placements: tuple[str, ...] = ("best_fit",)
     blocks: bool = False
-    _table: JobTable | None = field(default=None, init=False, repr=False)
+    table: JobTable | None = field(default=None, init=False, repr=False)
 
     def reset(self, view: View) -> None:
         """A new instance begins."""
         super().reset(view)
-        self._table = getattr(view, "instance", None)
+        self.table = getattr(view, "instance", None)
 
     def order(self, state: Any) -> NDArray[np.int64]:
         """Positions in `state.waiting` of the jobs to start, most urgent first."""
@@ -87,7 +88,7 @@ def true_duration_s(method: SchedulingMethod, state: Any) -> NDArray[np.float64]
     jobs = state.waiting.job
     if hasattr(state, "remaining_s"):
         return np.array([state.remaining_s(int(job)) for job in jobs])
-    table = method._table
+    table = method.table
     assert table is not None, "an oracle needs an oracle view in reset"
     return table.duration_s[jobs]
 

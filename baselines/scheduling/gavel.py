@@ -117,6 +117,13 @@ def solve_finish_time(
     return best
 
 
+def gpus_by_kind(state: Any) -> NDArray[np.float64]:
+    """GPUs of each type, (kinds,)."""
+    total = np.zeros(len(state.kinds))
+    np.add.at(total, state.kind, state.capacity[:, 0])
+    return total
+
+
 @dataclass
 class Gavel(RankingMethod):
     """A Gavel policy; see the module.
@@ -172,7 +179,7 @@ class Gavel(RankingMethod):
         """Solves the policy's program for the active jobs, (jobs, kinds)."""
         records = state.resources.machine.jobs[jobs]
         gang = np.maximum(records["gpus"], 1)
-        capacity = np.bincount(state.kind, weights=state.capacity[:, 0], minlength=len(state.kinds))
+        capacity = gpus_by_kind(state)
         allowed = (records["kinds_ok"][:, None] >> np.arange(len(capacity))) & 1
         fits = gang[:, None] <= capacity
         speed = np.array([state.kind_speed(job) for job in jobs]) * allowed * fits
@@ -196,7 +203,7 @@ class Gavel(RankingMethod):
         """Gives each type's GPUs to the jobs furthest behind their shares."""
         gpus = state.resources.machine.jobs["gpus"]
         kinds = len(state.kinds)
-        capacity = np.bincount(state.kind, weights=state.capacity[:, 0], minlength=kinds)
+        capacity = gpus_by_kind(state)
         running = [int(job) for job in state.running.job]
         for job in keep:
             capacity[self._on.get(job, 0)] -= gpus[job]

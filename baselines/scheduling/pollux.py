@@ -176,14 +176,16 @@ class PolluxLike(RankingMethod):
             def _evaluate(self, x: Any, out: Any, *args: Any, **kwargs: Any) -> None:
                 out["F"] = objectives(x.reshape(-1, *shape).astype(np.int64))
 
+        def legal(x: Any) -> Any:
+            genomes = np.clip(x.reshape(-1, *shape).astype(np.int64), 0, room)
+            fixed = [
+                repair(one, capacity, least, most, random.permutation(len(jobs))) for one in genomes
+            ]
+            return np.array(fixed).reshape(len(fixed), -1)
+
         class Legal(Repair):
-            def _do(self, problem: Any, x: Any, **kwargs: Any) -> Any:
-                genomes = np.clip(x.reshape(-1, *shape).astype(np.int64), 0, room)
-                fixed = [
-                    repair(one, capacity, least, most, random.permutation(len(jobs)))
-                    for one in genomes
-                ]
-                return np.array(fixed).reshape(len(fixed), -1)
+            def _do(self, problem: Any, X: Any, **kwargs: Any) -> Any:  # noqa: N803
+                return legal(X)
 
         class JobCut(Crossover):
             def __init__(self) -> None:
@@ -211,13 +213,15 @@ class PolluxLike(RankingMethod):
         start = np.zeros((self.population, *shape), dtype=np.int64)
         start[:] = now
         start[1:] += random.integers(0, room + 1, size=(self.population - 1, *shape))
-        found = minimize(
+        crossover: Any = JobCut()
+        mutation: Any = Rows()
+        found: Any = minimize(
             Allocation(),
             NSGA2(
                 pop_size=self.population,
-                sampling=Legal()._do(None, start.reshape(self.population, -1)),
-                crossover=JobCut(),
-                mutation=Rows(),
+                sampling=legal(start),
+                crossover=crossover,
+                mutation=mutation,
                 repair=Legal(),
                 eliminate_duplicates=False,
             ),

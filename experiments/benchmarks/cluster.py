@@ -98,7 +98,11 @@ def _resources() -> dict[str, Any]:
     machines = cluster.homogeneous(nodes=16, gpus_per_node=8, nodes_per_rack=4)
     figures: dict[str, Any] = {}
     for policy in ("fifo", "easy", "drf", "tetris", "srtf"):
-        options = {"placement": "best_fit", "speed": SpeedModel(), "head_of_line": "skip"}
+        options: dict[str, Any] = {
+            "placement": "best_fit",
+            "speed": SpeedModel(),
+            "head_of_line": "skip",
+        }
         outcome = cluster.simulate(jobs, machines, policy, **options)
         spent_s = median_duration_s(
             lambda policy=policy, options=options: cluster.simulate(

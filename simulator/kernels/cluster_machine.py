@@ -275,7 +275,7 @@ def preempt(m: Any, job: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def next_instant(m: Any) -> int:
+def next_instant(m: Any) -> Any:
     """The next completion or arrival; NEVER if there is none."""
     when = NEVER
     for place in range(m.counters[RUNNING_COUNT]):

@@ -290,7 +290,7 @@ def _refill(
 
 
 @njit(cache=True, nogil=True)
-def _next_level(m: Any, job: Any, bound: Any, step_ms: Any) -> int:
+def _next_level(m: Any, job: Any, bound: Any, step_ms: Any) -> Any:
     """First multiple of the step at which an active job's attained service exceeds `bound`."""
     now = m.counters[NOW]
     service = m.jobs[job].attained

@@ -54,7 +54,7 @@ def _first_waiting(
 
 
 @njit(cache=True, nogil=True)
-def _level_alarm(now: Any, attained: Any, gpus: Any, bound: Any, step_ms: Any) -> int:
+def _level_alarm(now: Any, attained: Any, gpus: Any, bound: Any, step_ms: Any) -> Any:
     """First instant of the clock's grid at which attained service exceeds `bound`.
 
     Args:
