@@ -105,7 +105,7 @@ class Parameters:
         split: Which part of the stream, in time, windows come from: the first 70 % (``train``), the
             rest (``test``) or ``all``.
         longest_s: Cuts run times, as the golden cases of the literature do (at a day); 0 does not.
-            Four hours keep an episode of 128 jobs in the regime where jobs wait.
+            Four hours keep an episode of 256 jobs where jobs wait and their order matters.
         offered_load: Stretches arrivals of the whole stream to this load of the cluster; 0 keeps
             them as they are.
         jobs_per_episode: Jobs in an episode.
@@ -135,7 +135,7 @@ class Parameters:
     split: str = "all"
     longest_s: float = 14_400.0
     offered_load: float = 1.0
-    jobs_per_episode: int = 128
+    jobs_per_episode: int = 256
     multi_resource: bool = False
     decisions: Sequence[str] = ("slot", "placement")
     placements: Sequence[str] = ("best_fit", "spread")

@@ -22,7 +22,7 @@ def test_the_example_of_the_page_plays_an_episode(page):
     code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
     scope: dict[str, object] = {}
     exec(code, scope)
-    assert scope["ended"] and scope["info"]["finished"] == 128  # type: ignore[index]
+    assert scope["ended"] and scope["info"]["finished"] == 256  # type: ignore[index]
 
 
 def test_every_id_placement_and_objective_is_on_the_page(page):

@@ -111,7 +111,7 @@ def test_train_and_test_windows_do_not_overlap():
     train, test = (
         generator.build(Parameters(split=split, stream_jobs=1000)) for split in ("train", "test")
     )
-    assert train.first_window + train.windows - 1 + 128 <= test.first_window
+    assert train.first_window + train.windows - 1 + 256 <= test.first_window
 
 
 def test_objectives_are_what_they_say(episode):
