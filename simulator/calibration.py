@@ -102,7 +102,7 @@ class Calibration:
         for name, constant in CONSTANTS.items():
             if name not in self.values:
                 raise InvalidInput(f"calibration: constant {name!r} is missing")
-            value = self.values[name]
+            value: Any = self.values[name]
             if not isinstance(value, int | float) or not constant.low <= value <= constant.high:
                 raise InvalidInput(
                     f"calibration: {name} must lie in {constant.low:g}..{constant.high:g} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -180,7 +181,8 @@ class Plans:
         return int(self.pipeline.max(initial=1))
 
     def take(self, index: ArrayLike | slice) -> Plans:
-        """Some of the plans, by index or mask."""
+        """Some of the plans, by index, mask or slice."""
+        index = index if isinstance(index, slice) else np.asarray(index)
         picked = {item.name: getattr(self, item.name)[index] for item in fields(self)[:-1]}
         layers = None if self.stage_layers is None else self.stage_layers[index]
         return Plans(**picked, stage_layers=layers)
@@ -249,7 +251,7 @@ def check(model: Transformer, gpus: int, global_batch: int, plans: Plans) -> Non
         )
 
 
-def _all(holds: NDArray[np.bool_], message) -> None:
+def _all(holds: NDArray[np.bool_], message: Callable[[int], str]) -> None:
     if not holds.all():
         plan = int(np.argmin(holds))
         raise InvalidInput(f"plan {plan}: {message(plan)}")

@@ -19,7 +19,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -193,12 +193,7 @@ def evaluate(tables: Tables, constants: Floats, *, fidelity: str = "exact") -> S
         outputs.run(tables, piece, constants, memories)
         rows = tables.plan_rows[piece]
         finish = _finish(outputs, tables.stage_layers[piece], rows, fidelity)
-        arguments = (finish, outputs.parts, rows)
-
-        def run(first: int, last: int, arguments=arguments, piece: slice = piece) -> None:
-            assemble(*arguments, first, last, time[piece], shares[piece])
-
-        map_ranges(run, piece.stop - first, 4096)
+        _assemble(finish, outputs.parts, rows, time[piece], shares[piece])
     return StepCost(
         time_s=time,
         memory_bytes=memory,
@@ -256,6 +251,15 @@ class _Outputs:
         map_ranges(run, piece.stop - piece.start, 512)
 
 
+def _assemble(finish: Floats, parts: Floats, rows: Floats, time: Floats, shares: Floats) -> None:
+    """Writes step times and where they go."""
+
+    def run(first: int, last: int) -> None:
+        assemble(finish, parts, rows, first, last, time, shares)
+
+    map_ranges(run, rows.shape[0], 4096)
+
+
 def _finish(outputs: _Outputs, layers: Floats, rows: Floats, fidelity: str) -> Floats:
     """End of the last operation of each stage, (plans, stages)."""
     forward, backward, scalars = outputs.forward, outputs.backward, outputs.scalars
@@ -263,6 +267,7 @@ def _finish(outputs: _Outputs, layers: Floats, rows: Floats, fidelity: str) -> F
     microbatches = rows[:, columns.MICROBATCHES].astype(np.int64)
     chunks = rows[:, columns.CHUNKS].astype(np.int64)
     count, stages = forward.shape
+    finish: NDArray[Any]
     if stages == 1:
         return microbatches[:, None] * (forward + backward)
     if fidelity == "closed_form":
@@ -323,9 +328,10 @@ def _interleaved_finish(
             split[over, :, stage] = (whole[over, stage] / chunks)[:, None]
         time.append(split)
     border = np.broadcast_to(scalars[:, 4:5], (count, chunks * stages - 1))
-    return pipeline.stage_finish_s(
+    finish: NDArray[Any] = pipeline.stage_finish_s(
         time[0], time[1], border, border, microbatches, schedule="interleaved"
     )
+    return finish
 
 
 def screen(
@@ -355,7 +361,7 @@ def screen(
         InvalidInput: An index out of range, or plans that cannot be run.
     """
     constants = (calibration or calibrations.shipped()).vector()
-    even = Plans(**{**vars(plans), "stage_layers": None})
+    even = replace(plans, stage_layers=None)
     tables = encode(problem, even)
     layers = np.ascontiguousarray(stage_layers, dtype=np.float64)
     index = np.ascontiguousarray(configuration, dtype=np.int64)
@@ -410,7 +416,7 @@ def _screen_table(tables: Tables, constants: Floats) -> Floats:
             2 * (used - 1) * scalars[:, 4],
             rows[:, columns.MICROBATCHES],
             rows[:, columns.CHUNKS],
-            used,
+            used.astype(np.float64),
             after,
             tables.model_rows[tables.model_index, columns.LAYERS],
         ],

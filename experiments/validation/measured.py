@@ -110,10 +110,10 @@ def kendall(measurements: Measurements, predicted: Floats) -> dict[str, Any]:
     sizes: list[int] = []
     for name, index in members.items():
         if len({round(value, 9) for value in predicted[index]}) >= 4:
-            tau = kendalltau(
+            result: Any = kendalltau(
                 predicted[index] / batch[index], measurements.time_s[index] / batch[index]
-            ).statistic
-            taus[name] = float(tau)
+            )
+            taus[name] = float(result.statistic)
             sizes.append(len(index))
     if not taus:
         return {"groups": 0, "mean": None, "by_group": {}}

@@ -165,7 +165,7 @@ def problem_of(row: dict[str, str]) -> tuple[Problem, dict[str, object]]:
         )
     problem = Problem(model, cluster, _whole(row, "gbs"), gpus, precision, _software(row))
     chunks = _chunks(row["vpp"], layers, stages)
-    plan = {
+    plan: dict[str, object] = {
         "tensor": _whole(row, "tp"),
         "pipeline": stages,
         "data": _whole(row, "dp"),
