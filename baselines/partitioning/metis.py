@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -479,7 +480,7 @@ def _field(document: Mapping[str, Any], name: str, kind: type, where: str) -> An
 
 def _number(document: Mapping[str, Any], name: str, where: str, *, positive: bool = False) -> float:
     value: Any = document.get(name)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and np.isfinite(value)
+    good = isinstance(value, Real) and not isinstance(value, bool) and np.isfinite(value)
     if not good or value < 0 or (positive and value == 0):
         bound = "above 0" if positive else "at least 0"
         raise InvalidInput(f"{where}: {name} must be a number {bound}, got {value!r}")
@@ -488,9 +489,9 @@ def _number(document: Mapping[str, Any], name: str, where: str, *, positive: boo
 
 def _positive_integer(document: Mapping[str, Any], name: str) -> int:
     value = document.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise InvalidInput(f"args: {name} must be an integer of at least 1, got {value!r}")
-    return value
+    return int(value)
 
 
 def _read_node(index: int, host: Any, clusterfile: Mapping[str, Any]) -> Node:
@@ -499,11 +500,11 @@ def _read_node(index: int, host: Any, clusterfile: Mapping[str, Any]) -> Node:
         raise InvalidInput(f"{where}: its host is not in the cluster file")
     row = clusterfile[host["host"]]
     slots = host.get("slots")
-    if not isinstance(slots, int) or slots < 1:
+    if not isinstance(slots, Integral) or slots < 1:
         raise InvalidInput(f"{where}: slots must be an integer of at least 1, got {slots!r}")
     place = f"clusterfile[{host['host']}]"
     return Node(
-        slots,
+        int(slots),
         str(host.get("type", row.get("instance_type"))),
         _number(row, "inter_bandwidth", place, positive=True),
         _number(row, "intra_bandwidth", place, positive=True),
