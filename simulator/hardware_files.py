@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from dtgym.simulator.documents import read_yaml
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.hardware import (
     Accelerator,
@@ -226,7 +227,7 @@ def shipped_catalogue() -> Catalogue:
     folder = files("dtgym.simulator") / "catalog"
     parts = {
         kind: read_yaml(
-            (folder / f"{kind}.yaml").read_text(encoding="utf-8"), f"catalog/{kind}.yaml"
+            (folder / f"{kind}.yaml").read_text(encoding="utf-8"), source=f"catalog/{kind}.yaml"
         )
         for kind in CatalogueDocument.model_fields
     }
@@ -269,7 +270,7 @@ def cluster_from_yaml(text: str, file: str = "<text>") -> Cluster:
     """
     from dtgym.simulator import hardware
 
-    document = validate_document(ClusterDocument, read_yaml(text, file), file)
+    document = validate_document(ClusterDocument, read_yaml(text, source=file), file)
     accelerators = {item.name: item.build() for item in document.accelerators}
     nodes: dict[str, Node] = {}
     for index, group in enumerate(document.groups):
@@ -359,18 +360,6 @@ def _node_yaml(item: Node) -> dict[str, Any]:
         "network": format_quantity(item.network_bytes_per_s, "bytes/s"),
         "rack": item.rack,
     }
-
-
-def read_yaml(text: str, file: str) -> object:
-    """Parses YAML.
-
-    Raises:
-        InvalidInput: Not YAML; names the file and the line.
-    """
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def validate_document(model: type[_Document], content: object, file: str) -> _Document:

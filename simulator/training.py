@@ -31,7 +31,8 @@ from dtgym.simulator.calibration import Calibration
 from dtgym.simulator.errors import InvalidInput, one_of
 from dtgym.simulator.hardware_rows import hardware_row, model_row
 from dtgym.simulator.kernels import training_columns as columns
-from dtgym.simulator.kernels.training_cost import assemble, plan_costs, screen_plans
+from dtgym.simulator.kernels.training_assembly import assemble, screen_plans
+from dtgym.simulator.kernels.training_cost import plan_costs
 from dtgym.simulator.plans import Plans, Problem, check
 from dtgym.simulator.threads import map_ranges
 
