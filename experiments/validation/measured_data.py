@@ -63,6 +63,7 @@ _FRAMEWORKS = {
     "Megatron-DeepSpeed": "megatron-deepspeed-2021",
     "vTrain ground truth (Megatron-DeepSpeed)": "megatron-lm-2022",
 }
+_MAY_BE_ZERO = ("zero", "seq_parallel", "year")
 _RECOMPUTE = {"full": "full", "selective": "selective", "selective-op": "operators"}
 
 
@@ -165,6 +166,8 @@ def problem_of(row: dict[str, str]) -> tuple[Problem, dict[str, object]]:
         )
     problem = Problem(model, cluster, _whole(row, "gbs"), gpus, precision, _software(row))
     chunks = _chunks(row["vpp"], layers, stages)
+    if problem.global_batch // (_whole(row, "dp") * _whole(row, "mbs")) % stages:
+        chunks = 1  # no interleaved schedule exists for such a number of micro-batches
     plan: dict[str, object] = {
         "tensor": _whole(row, "tp"),
         "pipeline": stages,
@@ -222,9 +225,10 @@ def _cluster(
 def _software(row: dict[str, str]) -> Software:
     name = _FRAMEWORKS.get(row["framework"])
     if name is None:
-        raise InvalidInput(
-            f"framework must be one of {', '.join(_FRAMEWORKS)}; got {row['framework']!r}"
-        )
+        # A framework without a name here is taken by what the row says of it.
+        sharded = _whole(row, "zero") >= 2
+        flash = "fsdp-2023" if sharded else "megatron-core"
+        name = flash if row["attention"].startswith("flash") else "megatron-lm-2021"
     if name == "megatron-lm-2021" and int(row["year"] or 0) >= 2022:
         # Since 2022 input gradients are summed behind the products of weight gradients.
         name = "megatron-lm-2022"
@@ -283,4 +287,6 @@ def _whole(row: dict[str, str], name: str) -> int:
     value = _number(row, name, 0.0)
     if value != int(value):
         raise InvalidInput(f"{name} must be whole, got {row[name]!r}")
+    if value < (0 if name in _MAY_BE_ZERO else 1):
+        raise InvalidInput(f"{name} must be at least 1, got {row[name]!r}")
     return int(value)

@@ -98,6 +98,17 @@ def row(**change: str) -> dict[str, str]:
     return base | change
 
 
+def test_unknown_frameworks_are_taken_by_what_the_row_says(tmp_path: Path) -> None:
+    content = [
+        row(framework="mine"),
+        row(framework="mine", attention="flash"),
+        row(framework="mine", attention="flash", zero="3"),
+    ]
+    data = measured_data.read(write(tmp_path / "m.csv", content))
+    kernels = [problem.software.attention for problem in data.problems]
+    assert kernels == ["unfused", "fused", "flash1"]
+
+
 def test_errors_are_measured_as_defined() -> None:
     got = measured.summary(np.array([1.1, 0.8, 1.0, 1.0]), np.ones(4))
     assert got["n"] == 4
@@ -123,9 +134,10 @@ def test_rows_become_problems(tmp_path: Path) -> None:
         ({"gpu": "A999"}, "m.csv, line 3: accelerator must be one of"),
         ({"dp": "4"}, "m.csv, line 3: plan 0: tensor x pipeline|tensor x pipeline x data"),
         ({"layers": "many"}, "m.csv, line 3: layers must be a number, got 'many'"),
+        ({"pp": "0"}, "m.csv, line 3: pp must be at least 1, got '0'"),
+        ({"mbs": ""}, "m.csv, line 3: mbs must be at least 1, got ''"),
         ({"iter_time_s": "-1"}, "m.csv, line 3: iter_time_s must be above 0 s"),
         ({"precision": "int3"}, "m.csv, line 3: precision must be one of"),
-        ({"framework": "mine"}, "m.csv, line 3: framework must be one of"),
         ({"arch": "moe"}, "m.csv, line 3: arch must be dense"),
     ],
 )
