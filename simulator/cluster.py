@@ -32,12 +32,14 @@ from dtgym.simulator.cluster_cases import (
     run_queue_order,
 )
 from dtgym.simulator.cluster_options import (
+    check_types,
     costs_ms,
     job_column,
     only_gpus,
     per_case,
     preemption_costs_s,
     service_levels,
+    whole_number,
 )
 from dtgym.simulator.cluster_peers import PEER_POLICIES
 from dtgym.simulator.cluster_resources import Resources
@@ -107,11 +109,9 @@ def homogeneous(
         >>> homogeneous(nodes=5, gpus_per_node=8).gpus
         40
     """
-    at_least("nodes", nodes, 1)
-    at_least("gpus_per_node", gpus_per_node, 1)
-    per_rack = (
-        nodes if nodes_per_rack is None else int(at_least("nodes_per_rack", nodes_per_rack, 1))
-    )
+    nodes = whole_number("nodes", nodes)
+    gpus_per_node = whole_number("gpus_per_node", gpus_per_node)
+    per_rack = nodes if nodes_per_rack is None else whole_number("nodes_per_rack", nodes_per_rack)
     kind = hardware.accelerator(accelerator)
     groups = tuple(
         hardware.NodeGroup(
@@ -228,6 +228,7 @@ def simulate(
     one_of("impossible", impossible, IMPOSSIBLE)
     one_of("head_of_line", head_of_line, HEAD_OF_LINE)
     interval_ms = int(milliseconds(at_least("decision_interval_s", decision_interval_s, 0, "s")))
+    check_types(jobs, cluster)
     if isinstance(policy, str):
         one_of("policy", policy, POLICIES)
         if policy in PEER_POLICIES:
@@ -235,17 +236,12 @@ def simulate(
             return cluster_peers.run(
                 jobs, cluster, policy, thresholds_gpu_s=peer, impossible=impossible
             )
-        fast = (
-            policy not in RESOURCE_POLICIES
-            and (placement == "pooled" or (policy in QUEUE_POLICIES and placement in PLACEMENTS))
-            and speed is None
-            and interval_ms == 0
-            and only_gpus(jobs, resources)
-        )
-        if fast:
-            return simulate_batch(
-                [jobs],
-                [cluster],
+        if speed is None and interval_ms == 0 and _is_fast(jobs, policy, placement, resources):
+            cases = prepare(
+                [jobs], [cluster], placement=placement, resources=resources, impossible=impossible
+            )
+            return simulate_cases(
+                cases,
                 policy,
                 placement=placement,
                 head_of_line=head_of_line,
@@ -255,7 +251,6 @@ def simulate(
                 estimate_s=None if estimate_s is None else [estimate_s],
                 priority=None if priority is None else [priority],
                 gittins_samples_gpu_s=gittins_samples_gpu_s,
-                impossible=impossible,
             )[0]
     machine = Resources(
         jobs,
@@ -264,7 +259,9 @@ def simulate(
         resources=resources,
         speed=speed,
         cost_s=preemption_costs_s(jobs, preemption_cost_s),
-        estimate_s=None if estimate_s is None else job_column(jobs, "estimate_s", estimate_s),
+        estimate_s=None
+        if estimate_s is None
+        else at_least("estimate_s", job_column(jobs, "estimate_s", estimate_s), 0, "s"),
         impossible=impossible,
         seed=seed,
     )
@@ -293,16 +290,51 @@ def simulate(
     )
 
 
+def _is_fast(jobs: JobTable, policy: str, placement: str, resources: Sequence[str] | None) -> bool:
+    """Whether the kernels that count GPUs do; without a speed model and decision intervals."""
+    rules = tuple(PLACEMENTS) if policy in QUEUE_POLICIES else ("pooled",)
+    return (
+        policy in QUEUE_POLICIES + PREEMPTIVE_POLICIES
+        and placement in rules
+        and only_gpus(jobs, resources)
+    )
+
+
 def prepare(
     jobs: Sequence[JobTable],
     clusters: Sequence[hardware.Cluster],
     *,
     placement: str = "pooled",
+    resources: Sequence[str] | None = None,
     impossible: str = "raise",
 ) -> Cases:
-    """Lays out many cases once, to run several policies on them with `simulate_cases`."""
+    """Lays out many cases once, to run several policies on them with `simulate_cases`.
+
+    Args:
+        jobs: One table per case; only whole GPUs of any type may limit them.
+        clusters: One cluster per case.
+        placement: `pooled`, `consolidate`, `best_fit`, `worst_fit`, `first_fit` or `spread`.
+        resources: `("gpu",)` leaves the tables' other columns out of account.
+        impossible: See `simulate`.
+
+    Raises:
+        InvalidInput: No case, unequal numbers of tables and clusters, a table with other resources,
+            or a job that can never run.
+    """
     one_of("placement", placement, tuple(PLACEMENTS))
     one_of("impossible", impossible, IMPOSSIBLE)
+    if len(jobs) != len(clusters) or len(jobs) == 0:
+        raise InvalidInput(
+            f"a batch needs as many job tables as clusters, at least one; got {len(jobs)} job "
+            f"tables and {len(clusters)} clusters"
+        )
+    for table, cluster in zip(jobs, clusters, strict=True):
+        check_types(table, cluster)
+        if not only_gpus(table, resources):
+            raise InvalidInput(
+                f"{table.source}: prepared cases know whole GPUs of any type only; use "
+                'simulate_batch, or resources=("gpu",) to leave other resources out of account'
+            )
     return Cases.of(jobs, clusters, placement=placement, impossible=impossible)
 
 
@@ -312,25 +344,30 @@ def simulate_batch(
     policy: str = "fifo",
     *,
     placement: str = "pooled",
+    resources: Sequence[str] | None = None,
     impossible: str = "raise",
+    estimate_s: Sequence[ArrayLike] | None = None,
+    priority: Sequence[ArrayLike] | None = None,
     **options: Any,
-) -> BatchOutcome:
-    """Schedules many job tables, each on its own cluster, in one kernel call.
+) -> BatchOutcome | list[Outcome]:
+    """Schedules many job tables, each on its own cluster; in one kernel call where only GPUs count.
 
     Args:
         jobs: One table per case.
         clusters: One cluster per case.
         policy: See `simulate`.
         placement: See `simulate`.
+        resources: See `simulate`.
         impossible: See `simulate`.
-        **options: The other options of `simulate`; `estimate_s` and `priority` are sequences of
-            one array per case.
+        estimate_s: One array per case.
+        priority: One array per case.
+        **options: The other options of `simulate`, the same for all cases.
 
     Returns:
         Sequence of outcomes; each equals what `simulate` gives for its case.
 
     Raises:
-        InvalidInput: See `simulate`.
+        InvalidInput: See `simulate` and `prepare`.
 
     Example:
         >>> jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[5, 3], num_gpus=[1, 1])
@@ -338,8 +375,44 @@ def simulate_batch(
         >>> [outcome.makespan_s for outcome in batch]
         [8.0, 5.0]
     """
-    cases = prepare(jobs, clusters, placement=placement, impossible=impossible)
-    return simulate_cases(cases, policy, placement=placement, **options)
+    kernel_options = {
+        "head_of_line",
+        "preemption_cost_s",
+        "las_thresholds_gpu_s",
+        "las_resolution_s",
+        "gittins_samples_gpu_s",
+    }
+    if set(options) <= kernel_options and all(
+        isinstance(table, JobTable) and _is_fast(table, policy, placement, resources)
+        for table in jobs
+    ):
+        cases = prepare(
+            jobs, clusters, placement=placement, resources=resources, impossible=impossible
+        )
+        return simulate_cases(
+            cases,
+            policy,
+            placement=placement,
+            estimate_s=estimate_s,
+            priority=priority,
+            **options,
+        )
+    if len(jobs) != len(clusters):
+        raise InvalidInput(f"got {len(jobs)} job tables but {len(clusters)} clusters")
+    return [
+        simulate(
+            table,
+            machines,
+            policy,
+            placement=placement,
+            resources=resources,
+            impossible=impossible,
+            estimate_s=None if estimate_s is None else estimate_s[case],
+            priority=None if priority is None else priority[case],
+            **options,
+        )
+        for case, (table, machines) in enumerate(zip(jobs, clusters, strict=True))
+    ]
 
 
 def simulate_cases(

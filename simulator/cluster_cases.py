@@ -74,11 +74,9 @@ class Cases:
         """Lays out cases.
 
         Raises:
-            InvalidInput: Unequal numbers of tables and clusters, or (with `impossible="raise"`) a
-                job that the empty cluster cannot hold under the placement rule.
+            InvalidInput: With `impossible="raise"`, a job that the empty cluster cannot hold under
+                the placement rule.
         """
-        if len(tables) != len(clusters):
-            raise InvalidInput(f"got {len(tables)} job tables but {len(clusters)} clusters")
         rule = cluster_queue.PLACEMENTS[placement]
         columns: list[tuple[NDArray[np.int64], ...]] = []
         rejections: list[dict[int, str]] = []

@@ -8,10 +8,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dtgym.simulator import hardware
 from dtgym.simulator.cluster_cases import Cases
 from dtgym.simulator.errors import InvalidInput, above, at_least, finite_array, one_of
 from dtgym.simulator.jobs import JobTable, milliseconds
 from dtgym.simulator.service_levels import gittins_levels
+
+
+def check_types(jobs: object, cluster: object) -> None:
+    """Refuses anything but a job table and a cluster, by name.
+
+    Raises:
+        InvalidInput: Something else.
+    """
+    if not isinstance(jobs, JobTable):
+        raise InvalidInput(f"jobs must be a JobTable, got {type(jobs).__name__}")
+    if not isinstance(cluster, hardware.Cluster):
+        raise InvalidInput(
+            "cluster must be a hardware.Cluster, such as homogeneous(nodes=8, gpus_per_node=8); "
+            f"got {type(cluster).__name__}"
+        )
+
+
+def whole_number(field: str, value: float) -> int:
+    """Returns a whole number of at least 1.
+
+    Raises:
+        InvalidInput: Anything else.
+    """
+    number = float(at_least(field, value, 1))
+    if number != int(number):
+        raise InvalidInput(f"{field} must be a whole number, got {number:g}")
+    return int(number)
 
 
 def only_gpus(jobs: JobTable, resources: Sequence[str] | None) -> bool:

@@ -396,9 +396,15 @@ def _never_fits(
             reasons[int(row)] = (
                 f"{jobs.source}: row {row + 1} (line {int(jobs.line[row])}): job "
                 f"{jobs.job_id[row]} can never run: the empty cluster has no room for "
-                f"{jobs.num_gpus[row]} GPUs with {_describe(machine.demand[first])} each"
+                f"{jobs.num_gpus[row]} GPUs{_of_type(jobs, row)} with "
+                f"{_describe(machine.demand[first])} each"
             )
     return dict(sorted(reasons.items()))
+
+
+def _of_type(jobs: JobTable, row: int) -> str:
+    kind = "" if jobs.gpu_type is None else str(jobs.gpu_type[row])
+    return f" of type {kind}" if kind else ""
 
 
 def _describe(demand: NDArray[np.int64]) -> str:

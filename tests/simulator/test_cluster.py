@@ -249,12 +249,48 @@ def test_a_job_that_can_never_run_is_named_or_listed():
         ({"policy": "las", "las_resolution_s": 0}, "las_resolution_s must be above 0 s"),
         ({"policy": "qssf"}, "estimate_s is needed"),
         ({"policy": "priority"}, "priority is needed"),
+        ({"policy": "easy", "estimate_s": [-1]}, "estimate_s must be at least 0 s"),
+        ({"policy": "easy", "estimate_s": [1, 2]}, r"estimate_s must have shape \(1,\)"),
+        ({"policy": "lucid"}, "needs speed=SpeedModel"),
+        ({"resources": ("tpu",)}, "resources must be one of"),
+        ({"resources": ("cpu",)}, "has no column cpu_cores"),
+        ({"decision_interval_s": -1}, "decision_interval_s must be at least 0 s"),
+        ({"policy": "lucid_srtf", "placement": "pooled"}, "at least 1 GPU and 1 s"),
     ],
 )
 def test_bad_options_get_one_clear_line(options, message):
-    jobs = JobTable.from_columns(submit_s=[0], duration_s=[5], num_gpus=[1])
+    seconds = 0 if options.get("policy") == "lucid_srtf" else 5
+    jobs = JobTable.from_columns(submit_s=[0], duration_s=[seconds], num_gpus=[1])
     with pytest.raises(InvalidInput, match=message):
         cluster.simulate(jobs, cluster.homogeneous(1, 1), **options)
+
+
+def test_what_is_no_table_or_no_cluster_is_named():
+    jobs = JobTable.from_columns(submit_s=[0], duration_s=[5], num_gpus=[1])
+    with pytest.raises(InvalidInput, match=r"cluster must be a hardware\.Cluster"):
+        cluster.simulate(jobs, 8)
+    with pytest.raises(InvalidInput, match="jobs must be a JobTable"):
+        cluster.simulate([1], cluster.homogeneous(1, 1))
+    with pytest.raises(InvalidInput, match=r"nodes must be a whole number, got 2\.5"):
+        cluster.homogeneous(2.5, 8)
+    with pytest.raises(InvalidInput, match="as many job tables as clusters"):
+        cluster.prepare([jobs], [])
+
+
+def test_a_batch_with_other_resources_equals_its_cases():
+    """One node of 4 GPUs and 12 cores: two jobs of 8 cores cannot run together."""
+    jobs = JobTable.from_columns(
+        submit_s=[0, 0], duration_s=[5, 5], num_gpus=[1, 1], cpu_cores=[8, 8]
+    )
+    machines = cluster.homogeneous(1, 4)
+    (outcome,) = cluster.simulate_batch([jobs], [machines])
+    assert outcome.finish_s.tolist() == [5, 10]
+    assert outcome.utilisation["makespan"]["cpu"] == pytest.approx(8 / 12)
+    assert cluster.simulate(jobs, machines).finish_s.tolist() == [5, 10]
+    (counted,) = cluster.simulate_batch([jobs], [machines], resources=("gpu",))
+    assert counted.finish_s.tolist() == [5, 5]
+    with pytest.raises(InvalidInput, match="whole GPUs of any type only"):
+        cluster.prepare([jobs], [machines])
 
 
 @settings(max_examples=40)
