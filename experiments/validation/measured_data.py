@@ -165,7 +165,8 @@ def problem_of(row: dict[str, str]) -> tuple[Problem, dict[str, object]]:
             f"precision must be one of {', '.join(_PRECISIONS)}; got {row['precision']!r}"
         )
     problem = Problem(model, cluster, _whole(row, "gbs"), gpus, precision, _software(row))
-    chunks = _chunks(row["vpp"], layers, stages)
+    unknown = row["vpp"] == "unknown"
+    chunks = _least_chunks(layers, stages) if unknown else _whole(row, "vpp")
     if problem.global_batch // (_whole(row, "dp") * _whole(row, "mbs")) % stages:
         chunks = 1  # no interleaved schedule exists for such a number of micro-batches
     plan: dict[str, object] = {
@@ -229,12 +230,12 @@ def _software(row: dict[str, str]) -> Software:
         sharded = _whole(row, "zero") >= 2
         flash = "fsdp-2023" if sharded else "megatron-core"
         name = flash if row["attention"].startswith("flash") else "megatron-lm-2021"
-    if name == "megatron-lm-2021" and int(row["year"] or 0) >= 2022:
+    if name == "megatron-lm-2021" and _whole(row, "year") >= 2022:
         # Since 2022 input gradients are summed behind the products of weight gradients.
         name = "megatron-lm-2022"
     known = software.framework(name)
     # Gradients accumulate in 32 bits where weights are bf16 or fp8, unless fully sharded.
-    wide = row["precision"] != "fp16" and int(row["zero"]) < 2
+    wide = row["precision"] != "fp16" and _whole(row, "zero") < 2
     return replace(
         known,
         gradient_bytes=4.0 if wide else 2.0,
@@ -242,10 +243,8 @@ def _software(row: dict[str, str]) -> Software:
     )
 
 
-def _chunks(text: str, layers: int, stages: int) -> int:
-    if text != "unknown":
-        return int(float(text or 1))
-    # The source interleaves but does not say how deep: the least that divides a stage's blocks.
+def _least_chunks(layers: int, stages: int) -> int:
+    """Where the source interleaves without saying how deep: the least that divides a stage."""
     per_stage = layers // stages
     return next((n for n in range(2, per_stage + 1) if stages > 1 and per_stage % n == 0), 1)
 
