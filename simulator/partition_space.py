@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dtgym.simulator import partition
 from dtgym.simulator.errors import InvalidInput, at_least, one_of
@@ -326,19 +327,32 @@ class PlanSpace:
                 if before is not None and before != stage.cluster:
                     wire[row, s - 1] = stage.wire
                 before = stage.cluster
+        microbatch = np.array([candidate.microbatch for candidate in candidates])
         return partition.make_plans(
             cluster,
             gpus,
             tp,
             bound,
-            np.array([candidate.microbatch for candidate in candidates]),
+            microbatch,
             instance=instance,
             stages=stages,
             wire=wire,
-            warmup=np.maximum(stages[:, None] - 1 - np.arange(width) + extra, 0),
+            warmup=self._depths(stages, extra, instance, microbatch),
             recompute=self.rules.recompute,
             zero=self.rules.zero,
         )
+
+    def _depths(
+        self,
+        stages: NDArray[np.int64],
+        extra: NDArray[np.integer[Any]],
+        instance: ArrayLike,
+        microbatch: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """(P, S) warm-up depths: the standard S - 1 - s and `extra`, at most all micro-batches."""
+        standard = stages[:, None] - 1 - np.arange(extra.shape[1])
+        most = self.problem.global_batch[np.asarray(instance)] // np.maximum(microbatch, 1) - 1
+        return np.clip(standard + extra, 0, np.maximum(most, 0)[:, None])
 
     def time_s(self, candidates: Sequence[Candidate], instance: int = 0) -> NDArray[np.float64]:
         """Exact iteration times, shape (candidates,); inf where a plan is infeasible."""
@@ -436,16 +450,17 @@ class PlanSpace:
         crosses = builds.cluster[which, 1:] != builds.cluster[which, :-1]
         local = partition.WIRES.index(self.rules.local_wire)
         used = np.arange(width) < stages[:, None]
+        microbatch = self.microbatch[instance, builds.micro_batch[which]]
         return partition.make_plans(
             np.where(used, builds.cluster[which], 0),
             self.gpu_options[builds.gpus[which]],
             self.tensor_options[builds.tensor[which]],
             builds.border[which],
-            self.microbatch[instance, builds.micro_batch[which]],
+            microbatch,
             instance=instance,
             stages=stages,
             wire=np.where(crosses, builds.wire[which, 1:], local),
-            warmup=np.maximum(stages[:, None] - 1 - np.arange(width) + builds.extra[which], 0),
+            warmup=self._depths(stages, builds.extra[which], instance, microbatch),
             recompute=self.rules.recompute,
             zero=self.rules.zero,
         )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtgym.simulator import partition
+from dtgym.simulator import partition, partition_estimates
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.kernels import plan_construction as kernels
 from dtgym.simulator.partition_space import Candidate, PlanSpace, Rules, Stage
@@ -124,3 +124,14 @@ def test_one_instance_of_a_space_is_the_space_of_one_instance() -> None:
 def test_rules_name_what_is_wrong(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Rules(**arguments)  # type: ignore[arg-type]
+
+
+def test_warmup_never_exceeds_the_micro_batches() -> None:
+    """Two micro-batches cannot fill a deeper warm-up; the estimators must not see one either."""
+    space = PlanSpace(two_cluster_example(), RULES)
+    stages = (Stage(0, 2, 2, 3, extra=0), Stage(0, 2, 2, 5, extra=2), Stage(1, 2, 2, 8))
+    plans = space.plans([Candidate(16, stages)])
+    assert plans.warmup[0, :3].tolist() == [1, 1, 0]
+    costs = partition.stage_costs(space.problem, plans)
+    assert costs.feasible.all()
+    assert np.isfinite(partition_estimates.period_form_s(costs, plans)).all()
