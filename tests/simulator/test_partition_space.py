@@ -129,7 +129,7 @@ def test_rules_name_what_is_wrong(arguments: dict[str, object], message: str) ->
 def test_warmup_never_exceeds_the_micro_batches() -> None:
     """Two micro-batches cannot fill a deeper warm-up; the estimators must not see one either."""
     space = PlanSpace(two_cluster_example(), RULES)
-    stages = (Stage(0, 2, 2, 3, extra=0), Stage(0, 2, 2, 5, extra=2), Stage(1, 2, 2, 8))
+    stages = (Stage(0, 2, 1, 3, extra=0), Stage(0, 2, 1, 5, extra=2), Stage(1, 2, 1, 8))
     plans = space.plans([Candidate(16, stages)])
     assert plans.warmup[0, :3].tolist() == [1, 1, 0]
     costs = partition.stage_costs(space.problem, plans)
