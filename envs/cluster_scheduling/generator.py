@@ -378,7 +378,7 @@ def _fits_empty(
         state[0, rules.constants[layout.B_SLOTS] + layout.SLOT_ROOM] = 0
         grid[:] = 0
         good[row] = kernel.fits_first_slot(0, state, grid, rules.constants, stream, nodes)
-    return good[which.ravel()] & (jobs.num_gpus > 0)
+    return good[which.ravel()] & (jobs.num_gpus > 0) & (bits != 0)
 
 
 def rules_of(parameters: Parameters, given: Instance) -> layout.Rules:

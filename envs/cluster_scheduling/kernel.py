@@ -153,7 +153,7 @@ def _refit(k: int, n: int, i: int, s: Any, grid: Any, c: Any, stream: Any, nodes
     row = s[i, WINDOW] + s[i, slot + SLOT_JOB]
     free = c[B_FREE] + n * RESOURCES
     room = s[i, free]
-    if (stream[row, TYPE_BITS] >> nodes[n, KIND]) & 1 == 0:
+    if c[K_KINDS] > 1 and (stream[row, TYPE_BITS] >> nodes[n, KIND]) & 1 == 0:
         room = 0
     if room > 0 and c[K_MULTI]:
         for r in range(1, RESOURCES):

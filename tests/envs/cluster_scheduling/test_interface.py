@@ -107,6 +107,47 @@ def test_a_trace_file_is_replayed_window_by_window(tmp_path, episode):
     assert set(only_a.dynamics.given.jobs.vc.tolist()) == {"a"}
 
 
+def test_jobs_that_insist_on_a_missing_gpu_type_are_left_out(tmp_path):
+    jobs = JobTable.from_columns(
+        submit_s=np.arange(8.0),
+        duration_s=np.full(8, 60.0),
+        num_gpus=np.ones(8),
+        gpu_type=["", "H100-SXM-80", "V100-32", "H100-SXM-80|V100-32"] * 2,
+    )
+    file = tmp_path / "typed.csv"
+    traces.write(jobs, file)
+    for name, kept in (("small", [0, 2, 3, 4, 6, 7]), ("heterogeneous", [0, 2, 3, 4, 6, 7])):
+        with pytest.warns(traces.TraceWarning, match="left out 2 of 8 jobs"):
+            env = ClusterSchedulingEnv(
+                cluster=name, workload=str(file), jobs_per_episode=6, offered_load=0.0
+            )
+        assert env.dynamics.given.jobs.job_id.tolist() == kept
+
+
+def test_a_typed_job_only_starts_on_its_type(tmp_path, episode):
+    jobs = JobTable.from_columns(
+        submit_s=np.zeros(40),
+        duration_s=np.full(40, 60.0),
+        num_gpus=np.ones(40),
+        gpu_type=["T4", "V100-32|P100-16"] * 20,
+    )
+    file = tmp_path / "typed.csv"
+    traces.write(jobs, file)
+    env = ClusterSchedulingEnv(
+        cluster="heterogeneous",
+        workload=str(file),
+        jobs_per_episode=40,
+        offered_load=0.0,
+        placements=["worst_fit", "spread"],
+    )
+    random = np.random.default_rng(0)
+    episode(env, lambda env, mask: int(random.choice(np.flatnonzero(mask))), 0)
+    kinds = np.array(env.dynamics.given.kinds)[env.dynamics.given.nodes[:, 5]]
+    for job in range(40):
+        used = set(kinds[env.dynamics.grids[0, job] > 0])
+        assert used <= ({"T4"} if job % 2 == 0 else {"V100-32", "P100-16"})
+
+
 def test_train_and_test_windows_do_not_overlap():
     train, test = (
         generator.build(Parameters(split=split, stream_jobs=1000)) for split in ("train", "test")
