@@ -107,11 +107,13 @@ def read(path: Path) -> Measurements:
     rows: list[dict[str, str]] = []
     problems: list[Problem] = []
     plans: list[dict[str, object]] = []
+    memory: list[float] = []
     for file in files:
         for line, row in _usable_rows(file):
             try:
                 problem, plan = problem_of(row)
                 time = _number(row, "iter_time_s", 0.0)
+                memory.append(_number(row, "mem_gb", np.nan) if "mem_gb" in row else np.nan)
             except InvalidInput as error:
                 raise InvalidInput(f"{file.name}, line {line}: {error}") from error
             if not time > 0:
@@ -128,7 +130,7 @@ def read(path: Path) -> Measurements:
         problems=problems,
         plans=_stack(plans),
         time_s=np.array([float(row["iter_time_s"]) for row in rows]),
-        memory_gb=np.array([float(row.get("mem_gb") or "nan") for row in rows]),
+        memory_gb=np.array(memory),
     )
 
 
