@@ -231,3 +231,63 @@ def run_backfill(jobs, total, policy, estimate_ms):
                 booked.append((at, at + max(estimate_ms[job[0]], 1), job[3]))
     assert not queue
     return times
+
+
+def run_preemptive_on_nodes(jobs, sizes, policy, rule, cost_ms):
+    """Preemptive ranking with placement on nodes, literally.
+
+    All active jobs are ranked and laid out on an empty cluster in that order. A running job stays
+    where it is if its places are left; a waiting one takes what nobody holds in fact, else what
+    nobody ranked before it has taken. Who lost his places is preempted.
+
+    Returns:
+        id -> (first start, finish, preemptions).
+    """
+    future = sorted(jobs, key=lambda j: (j[1], j[0]))
+    active, done, now = {}, {}, None
+    while future or active:
+        on = [job for job in active.values() if job["at"] is not None]
+        later = min([j[1] for j in future[:1]] + [now + job["left"] for job in on])
+        for job in on:
+            job["left"] -= later - now
+        now = later
+        for name in [n for n, j in active.items() if j["at"] is not None and j["left"] == 0]:
+            job = active.pop(name)
+            done[name] = (job["start"], now, job["preempted"])
+        while future and future[0][1] == now:
+            name, submit, duration, gpus = future.pop(0)
+            active[name] = dict(
+                name=name, submit=submit, left=duration, gpus=gpus, at=None, start=None, preempted=0
+            )
+        weight = {"srtf": lambda j: 1, "srsf": lambda j: j["gpus"]}[policy]
+        held = list(sizes)
+        for job in active.values():
+            for node, gpus in (job["at"] or {}).items():
+                held[node] -= gpus
+        lifted = list(sizes)
+        ranked = sorted(
+            active.values(), key=lambda j: (j["left"] * weight(j), j["submit"], j["name"])
+        )
+        for job in ranked:
+            taken = job["at"]
+            if taken is not None and any(lifted[n] < g for n, g in taken.items()):
+                for node, gpus in taken.items():
+                    held[node] += gpus
+                job["at"], taken = None, None
+                job["preempted"] += 1
+                job["left"] += cost_ms
+                continue
+            if taken is None:
+                taken = place(rule, job["gpus"], [max(f, 0) for f in held], sizes)
+                if taken is None:
+                    taken = place(rule, job["gpus"], lifted, sizes)
+                if taken is None:
+                    continue
+                for node, gpus in taken.items():
+                    held[node] -= gpus
+                job["at"] = taken
+                job["start"] = now if job["start"] is None else job["start"]
+            for node, gpus in taken.items():
+                lifted[node] -= gpus
+        assert min(held) >= 0
+    return done

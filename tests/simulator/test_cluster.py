@@ -374,3 +374,27 @@ def test_the_shipped_reference_gives_the_same_schedule(case, policy, skip):
     assert np.array_equal(fast.start_s, start_s)
     assert np.array_equal(fast.finish_s, finish_s)
     assert fast.events >= 2 * len(rows) and events >= 2 * len(rows)
+
+
+@settings(max_examples=120)
+@given(
+    case=cases(),
+    policy=st.sampled_from(["srtf", "srsf"]),
+    rule=st.sampled_from(RULES[1:]),
+    cost=st.sampled_from([0, 0, 1500]),
+)
+def test_preemption_on_nodes_equals_the_slow_scheduler(case, policy, rule, cost):
+    rows, sizes = case
+    rows = [row for row in rows if slow.place(rule, row[3], list(sizes), sizes) is not None]
+    # A job without GPUs is one part on some node here, which GPUs alone do not decide.
+    rows = [row for row in rows if row[3] > 0]
+    if not rows:
+        return
+    wanted = slow.run_preemptive_on_nodes(rows, sizes, policy, rule, cost)
+    got = cluster.simulate(
+        table(rows), uneven(sizes), policy, placement=rule, preemption_cost_s=cost / 1000
+    )
+    assert times_ms(got, rows) == {name: value[:2] for name, value in wanted.items()}
+    assert {row[0]: int(n) for row, n in zip(rows, got.preemptions, strict=True)} == {
+        name: value[2] for name, value in wanted.items()
+    }
