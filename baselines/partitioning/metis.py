@@ -478,9 +478,14 @@ def _field(document: Mapping[str, Any], name: str, kind: type, where: str) -> An
     return value
 
 
+def _is_a(value: object, kind: type) -> bool:
+    """Whether `value` is a number of that kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _number(document: Mapping[str, Any], name: str, where: str, *, positive: bool = False) -> float:
     value: Any = document.get(name)
-    good = isinstance(value, Real) and not isinstance(value, bool) and np.isfinite(value)
+    good = _is_a(value, Real) and np.isfinite(value)
     if not good or value < 0 or (positive and value == 0):
         bound = "above 0" if positive else "at least 0"
         raise InvalidInput(f"{where}: {name} must be a number {bound}, got {value!r}")
@@ -488,8 +493,8 @@ def _number(document: Mapping[str, Any], name: str, where: str, *, positive: boo
 
 
 def _positive_integer(document: Mapping[str, Any], name: str) -> int:
-    value = document.get(name)
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+    value: Any = document.get(name)
+    if not _is_a(value, Integral) or value < 1:
         raise InvalidInput(f"args: {name} must be an integer of at least 1, got {value!r}")
     return int(value)
 
@@ -499,8 +504,8 @@ def _read_node(index: int, host: Any, clusterfile: Mapping[str, Any]) -> Node:
     if not isinstance(host, Mapping) or host.get("host") not in clusterfile:
         raise InvalidInput(f"{where}: its host is not in the cluster file")
     row = clusterfile[host["host"]]
-    slots = host.get("slots")
-    if not isinstance(slots, Integral) or slots < 1:
+    slots: Any = host.get("slots")
+    if not _is_a(slots, Integral) or slots < 1:
         raise InvalidInput(f"{where}: slots must be an integer of at least 1, got {slots!r}")
     place = f"clusterfile[{host['host']}]"
     return Node(
