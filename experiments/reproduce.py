@@ -31,6 +31,9 @@ from dtgym.experiments.table_files import TableFile
 from dtgym.experiments.tables import TableResult
 from dtgym.simulator.errors import InvalidInput
 
+WIDE = 125
+"""Columns of a terminal on which a table's figures fit in one line each."""
+
 
 def reproduce(
     name: str,
@@ -123,7 +126,8 @@ def print_table(result: TableResult, console: Console) -> None:
     for heading in (
         table.score.name, f"difference to {table.reference}", "P(better)", "evaluations to prepare",
     ):  # fmt: skip
-        grid.add_column(heading, justify="right")
+        # On a narrow terminal figures wrap rather than disappear.
+        grid.add_column(heading, justify="right", no_wrap=console.width >= WIDE)
     for row in result.rows:
         is_reference = row.row.name == table.reference
         style = "dim" if row.oracle else "bold" if row.row.kind == "learned" else None
