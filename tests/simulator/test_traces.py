@@ -357,9 +357,9 @@ def test_the_philly_table_reads_in_well_under_a_second(shared):
 
 
 def _timed(path) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     traces.read(path)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 @pytest.mark.parametrize(
