@@ -159,18 +159,25 @@ def run_preemptive(
     arrived = 0
     events = 0
 
-    while arrived < jobs or alarms > 0:
-        now = NEVER
-        if alarms > 0:
-            now = alarm_ms[alarm_heap[0]]
+    # Ranked by remaining time, the running jobs are in the order of their completions already.
+    by_finish = key_kind == REMAINING
+    while True:
+        due = NEVER
+        if by_finish and running > 0:
+            due = run_key[0]
+        elif alarms > 0:
+            due = alarm_ms[alarm_heap[0]]
+        now = due
         if arrived < jobs and submit_ms[arrived] < now:
             now = submit_ms[arrived]
+        if now == NEVER:
+            break
 
-        if alarms > 0 and alarm_ms[alarm_heap[0]] == now:
+        if due == now:
             for index in range(classes):
                 may_fit[index] = True
-        while alarms > 0 and alarm_ms[alarm_heap[0]] == now:
-            job = alarm_heap[0]
+        while due == now:
+            job = run_job[0] if by_finish else alarm_heap[0]
             events += 1
             when = NEVER
             service = attained[job]
@@ -198,7 +205,14 @@ def run_preemptive(
                     index = gang_class[job]
                     push(heap_key, heap_job, base[index], waiting[index], key[job], job)
                     waiting[index] += 1
+            due = NEVER
+            if by_finish:
+                if running > 0:
+                    due = run_key[0]
+                continue
             alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+            if alarms > 0:
+                due = alarm_ms[alarm_heap[0]]
         while arrived < jobs and submit_ms[arrived] == now:
             job = arrived
             remaining[job] = duration_ms[job]
@@ -310,7 +324,8 @@ def run_preemptive(
                             when,
                             _level_alarm(now, attained[begin], gpus[begin], bound, level_step_ms),
                         )
-                    alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, begin, when)
+                    if not by_finish:
+                        alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, begin, when)
                     insert(run_key, run_job, running, key[begin], begin)
                     running += 1
                     begin = -1
@@ -377,7 +392,8 @@ def run_preemptive(
                     and attained[job] > level_bound[level[job]]
                 )
                 when = -((-now) // level_step_ms) * level_step_ms if late else NEVER
-                alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
+                if not by_finish:
+                    alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, job, when)
                 index = gang_class[job]
                 push(heap_key, heap_job, base[index], waiting[index], key[job], job)
                 waiting[index] += 1
