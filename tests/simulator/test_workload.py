@@ -10,7 +10,6 @@ from dtgym.simulator import convolutional, workload
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.workload import Transformer
 
-
 RELEASED = [name for name in workload.model_names() if workload.published_parameters(name)]
 
 
