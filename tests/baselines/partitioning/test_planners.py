@@ -27,10 +27,10 @@ QUICK = {
     "random": {"plans": 200},
     "genetic": {"population": 20, "generations": 4},
     "annealing": {"steps": 80},
-    "hgtrainer": {"max_evaluations": 400},
-    "hgtrainer-flat": {"max_evaluations": 400},
-    "hgtrainer-no-wire": {"max_evaluations": 400},
-    "hgtrainer-no-warmup": {"max_evaluations": 400},
+    "hgtrainer": {"max_evaluations": 250, "beam": 16, "rescored": 60},
+    "hgtrainer-flat": {"max_evaluations": 250, "beam": 16, "rescored": 60},
+    "hgtrainer-no-wire": {"max_evaluations": 250, "beam": 16, "rescored": 60},
+    "hgtrainer-no-warmup": {"max_evaluations": 250, "beam": 16, "rescored": 60},
 }
 
 
@@ -57,8 +57,9 @@ def test_a_plan_is_feasible_buildable_and_priced_exactly(name: str, medium: Pool
         assert space.is_buildable(found.plan)
         assert found.evaluations >= 1
         assert found.wall_s > 0
-        again = METHODS[name](**QUICK.get(name, {})).plan(space)
-        assert again.plan == found.plan
+        if i == 0:
+            again = METHODS[name](**QUICK.get(name, {})).plan(space)
+            assert again.plan == found.plan
 
 
 def test_evaluations_count_distinct_plans_once(medium: Pool) -> None:
@@ -75,7 +76,7 @@ def test_evaluations_count_distinct_plans_once(medium: Pool) -> None:
 def test_hgtrainer_is_never_worse_than_metis_or_the_rules(medium: Pool) -> None:
     for i in range(len(medium)):
         space = medium.space.take(i)
-        best = METHODS["hgtrainer"](max_evaluations=800).plan(space).time_s
+        best = METHODS["hgtrainer"](max_evaluations=500).plan(space).time_s
         assert best <= medium.reference_time_s[i] * (1 + 1e-9)
         metis = partitioning.planned("metis", space)
         assert metis is None or best <= metis.time_s * (1 + 1e-9)
@@ -94,8 +95,10 @@ def test_hgtrainer_reaches_the_optimum_of_small_instances() -> None:
 
 def test_ablations_leave_out_what_they_say(medium: Pool) -> None:
     space = medium.space.take(1)
-    wide = METHODS["hgtrainer-no-wire"](max_evaluations=400).plan(space).plan
-    plain = METHODS["hgtrainer-no-warmup"](max_evaluations=400).plan(space).plan
+    wide = METHODS["hgtrainer-no-wire"](max_evaluations=250, beam=16, rescored=60).plan(space).plan
+    plain = (
+        METHODS["hgtrainer-no-warmup"](max_evaluations=250, beam=16, rescored=60).plan(space).plan
+    )
     runs = [
         (before, stage)
         for before, stage in zip(wide.stages, wide.stages[1:], strict=False)

@@ -64,7 +64,7 @@ def test_toy_optimum_is_known_and_reached() -> None:
 )
 def test_plans_replay_to_their_price(name: str) -> None:
     env = gym.make(DEFAULT)
-    planner = METHODS[name]()
+    planner = METHODS[name](**({"max_evaluations": 300} if name == "hgtrainer" else {}))
     for seed in range(3):
         episode = episodes.play(planner, env, seed=seed)
         reference_s = env.unwrapped.view().state.reference_time_s
