@@ -167,7 +167,7 @@ def shared_gpu_speed(compute: ArrayLike, memory_bandwidth: ArrayLike) -> NDArray
         not slowed.
 
     Example:
-        >>> shared_gpu_speed([0.5, 1.5], [0.0, 1.0]).tolist()
+        >>> shared_gpu_speed([0.5, 1.5], [0.0, 1.0]).round(3).tolist()
         [1.0, 0.799]
     """
     u = at_least("compute", compute, 0)
