@@ -383,8 +383,7 @@ def simulate_batch(
         "gittins_samples_gpu_s",
     }
     if set(options) <= kernel_options and all(
-        isinstance(table, JobTable) and _is_fast(table, policy, placement, resources)
-        for table in jobs
+        _is_fast(table, policy, placement, resources) for table in jobs
     ):
         cases = prepare(
             jobs, clusters, placement=placement, resources=resources, impossible=impossible
