@@ -63,7 +63,7 @@ def load(algorithm: str, env_id: str, changes: Mapping[str, Any]) -> Settings:
     Raises:
         InvalidInput: An unknown or wrong field, in one line.
 
-    Example:
+    Examples:
         >>> load("ppo", "dtgym/CommunicationTuning-v0", {"num_envs": 4}).num_envs
         4
     """

@@ -39,7 +39,7 @@ class EnvironmentSpec:
 def specs() -> tuple[EnvironmentSpec, ...]:
     """Every environment of dtgym, family by family.
 
-    Example:
+    Examples:
         >>> "dtgym/CommunicationTuning-v0" in [spec.id for spec in specs()]
         True
     """

@@ -42,7 +42,7 @@ def child_seeds(seed: int, count: int) -> list[int]:
     Raises:
         InvalidInput: A negative seed.
 
-    Example:
+    Examples:
         >>> child_seeds(7, 2) == child_seeds(7, 5)[:2]
         True
     """
@@ -79,7 +79,7 @@ def episode_keys(streams: NDArray[np.uint64], episodes: ArrayLike) -> NDArray[np
     Returns:
         uint64, shape (environments,).
 
-    Example:
+    Examples:
         >>> len(set(episode_keys(stream_keys([1, 2]), [[0], [1]]).ravel().tolist()))
         4
     """
@@ -114,7 +114,7 @@ def mix(keys: NDArray[np.uint64], counters: ArrayLike) -> NDArray[np.uint64]:
 def uniform(keys: NDArray[np.uint64], counters: ArrayLike) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), 53 bits each, one per key and counter.
 
-    Example:
+    Examples:
         >>> draws = uniform(stream_keys([0]), np.arange(100_000))
         >>> bool(abs(draws.mean() - 0.5) < 0.005 and draws.max() < 1)
         True
@@ -129,7 +129,7 @@ def uniform(keys: NDArray[np.uint64], counters: ArrayLike) -> NDArray[np.float64
 def generator(episode_key: np.uint64 | int) -> np.random.Generator:
     """A NumPy generator that belongs to one episode of one environment.
 
-    Example:
+    Examples:
         >>> key = episode_keys(stream_keys([3]), 0)[0]
         >>> bool(generator(key).random() == generator(key).random())
         True

@@ -137,7 +137,7 @@ def fit_link(sizes: np.ndarray, times: np.ndarray, ranks: int) -> tuple[float, f
 
     Weighted by 1 / t, so that small messages count as much as large ones.
 
-    Example:
+    Examples:
         >>> sizes = np.array([1e5, 1e6, 1e7])
         >>> start, rate = fit_link(sizes, 1e-4 + 1.5 * sizes / 1e9, 4)
         >>> round(start * 1e6), round(rate / 1e6)

@@ -53,7 +53,7 @@ def sync_folder(folder: Path) -> None:
 def json_text(document: Any, *, indent: int | None = 2) -> str:
     """JSON with sorted keys: equal documents have equal bytes; NumPy values become plain ones.
 
-    Example:
+    Examples:
         >>> json_text({"b": 1, "a": 0.1}, indent=None)
         '{"a": 0.1, "b": 1}'
     """
@@ -85,7 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     r"""CSV with a header; floats are written so that reading gives the same float back.
 
-    Example:
+    Examples:
         >>> csv_text(["method", "score"], [{"method": "fifo", "score": 0.1}])
         'method,score\nfifo,0.1\n'
     """
@@ -99,7 +99,7 @@ def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
 def config_hash(config: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits that name a configuration: SHA-256 of its sorted JSON.
 
-    Example:
+    Examples:
         >>> config_hash({"a": 1, "b": 2}) == config_hash({"b": 2, "a": 1})
         True
     """
@@ -109,7 +109,7 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one level with dotted keys; lists become their JSON text.
 
-    Example:
+    Examples:
         >>> flatten({"ppo": {"gamma": 0.9, "net": [64, 64]}})
         {'ppo.gamma': 0.9, 'ppo.net': '[64, 64]'}
     """

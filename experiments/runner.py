@@ -152,7 +152,7 @@ def row_name(method: str, label: str = "") -> str:
     Raises:
         InvalidInput: A label that is no plain lower-case name.
 
-    Example:
+    Examples:
         >>> row_name("my_package.tuners:Greedy")
         'greedy'
     """

@@ -60,7 +60,7 @@ def interquartile_mean(scores: ArrayLike) -> float:
     Source:
         Agarwal et al. 2021, section 4.3.
 
-    Example:
+    Examples:
         >>> interquartile_mean([0, 1, 2, 100])
         1.5
     """
@@ -90,7 +90,7 @@ def paired_difference(scores: ArrayLike, others: ArrayLike, *, seed: int = 0) ->
     Raises:
         InvalidInput: Shapes differ, or a value is not finite.
 
-    Example:
+    Examples:
         >>> estimate = paired_difference([[[2.0, 3.0, 4.0]]], [[[1.0, 2.0, 3.0]]])
         >>> (estimate.point, estimate.low, estimate.high)
         (1.0, 1.0, 1.0)
@@ -116,7 +116,7 @@ def probability_of_improvement(
     Source:
         Agarwal et al. 2021, section 4.3.
 
-    Example:
+    Examples:
         >>> probability_of_improvement([[[1.0, 2.0]]], [[[0.0, 1.0]]]).point
         0.875
     """

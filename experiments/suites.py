@@ -94,7 +94,7 @@ def load(name: str) -> Suite:
     Raises:
         InvalidInput: Unknown name, unreadable or malformed file, wrong field, overlapping seeds.
 
-    Example:
+    Examples:
         >>> load("communication").env_id
         'dtgym/CommunicationTuning-v0'
     """

@@ -32,7 +32,7 @@ class Score(Document):
     def of(self, episode: dict[str, Any]) -> float:
         """Score of one test episode of a run's ``result.json``.
 
-        Example:
+        Examples:
             >>> score = Score(name="speed-up", quantity="exp_mean_reward")
             >>> score.of({"objective": 0.0, "steps": 8})
             1.0

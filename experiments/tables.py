@@ -253,7 +253,7 @@ def cells(row: RowResult, reference: str) -> list[str]:
 def interval(estimate: Estimate, *, sign: str = "", digits: int = 4) -> str:
     """A figure with its interval, as text.
 
-    Example:
+    Examples:
         >>> interval(Estimate(1.0, 0.5, 1.25), sign="+", digits=2)
         '+1.00 [+0.50, +1.25]'
     """

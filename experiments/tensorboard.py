@@ -60,7 +60,7 @@ class RunLog:
     Attributes:
         latest: Latest value of every tag.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with RunLog(Path(folder)) as log:

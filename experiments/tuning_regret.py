@@ -82,7 +82,7 @@ def regrets(
     Raises:
         InvalidInput: An unknown model, architecture or scenario.
 
-    Example:
+    Examples:
         >>> [row] = regrets(["vgg16"], ["ps"], ["steady"], episodes=2, horizon=5)
         >>> row.hindsight_static, row.tuned_once < row.default
         (0.0, True)
@@ -152,7 +152,7 @@ def _regret(time_s: NDArray[np.float64], best_s: NDArray[np.float64]) -> Any:
 def tuned_cell(times_s: NDArray[np.float64], parameters: Any) -> int:
     """The best cell for one state, (cells,); a tie (see `TIE`) goes to the one nearest the default.
 
-    Example:
+    Examples:
         >>> from dtgym.envs.communication_tuning.types import Parameters
         >>> axes = {"partition_grid_bytes": (2e6, 4e6), "credit_grid_bytes": (8e6, 16e6)}
         >>> tuned_cell(np.array([1.0, 1.0, 1.0, 1.2]), Parameters(**axes))

@@ -105,7 +105,7 @@ def homogeneous(
     Raises:
         InvalidInput: No node, no GPU or an unknown accelerator.
 
-    Example:
+    Examples:
         >>> homogeneous(nodes=5, gpus_per_node=8).gpus
         40
     """
@@ -220,7 +220,7 @@ def simulate(
     Raises:
         InvalidInput: An unknown name, a value out of range, or a job that can never run.
 
-    Example:
+    Examples:
         >>> jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[5, 3], num_gpus=[1, 1])
         >>> simulate(jobs, homogeneous(1, 1), "sjf").start_s.tolist()
         [3.0, 0.0]
@@ -369,7 +369,7 @@ def simulate_batch(
     Raises:
         InvalidInput: See `simulate` and `prepare`.
 
-    Example:
+    Examples:
         >>> jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[5, 3], num_gpus=[1, 1])
         >>> batch = simulate_batch([jobs, jobs], [homogeneous(1, 1), homogeneous(1, 2)])
         >>> [outcome.makespan_s for outcome in batch]

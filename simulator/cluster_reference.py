@@ -62,7 +62,7 @@ def simulate(
     Raises:
         InvalidInput: An unknown policy, or a job larger than the pool.
 
-    Example:
+    Examples:
         >>> jobs = JobTable.from_columns(submit_s=[0, 1], duration_s=[9, 2], num_gpus=[1, 1])
         >>> simulate(jobs, 1, "srtf")[1].tolist()
         [11.0, 3.0]

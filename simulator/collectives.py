@@ -47,7 +47,7 @@ def all_gather_time_s(
     Raises:
         InvalidInput: Bytes below 0, fewer than one rank.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import hardware
         >>> all_gather_time_s(1e9, [1, 8], hardware.cluster("selene-64")).round(4).tolist()[0]
         0.0

@@ -92,7 +92,7 @@ def iteration_time_s(
     Source:
         ByteScheduler (Peng et al., SOSP 2019) and its release, docs/scheduling.md.
 
-    Example:
+    Examples:
         The release's three-layer example: whole tensors in FIFO order against half-unit pieces.
 
         >>> layers = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
@@ -154,7 +154,7 @@ def batch_iteration_time_s(
     Raises:
         InvalidInput: Anything out of range, or that does not broadcast to one batch axis.
 
-    Example:
+    Examples:
         >>> small = LayerTimes([1, 1], [1, 1], [1, 1])
         >>> large = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
         >>> tables = LayerTables.stack([small, large])
@@ -258,7 +258,7 @@ def mechanism_flags(
 
     Args and Raises: see `iteration_time_s`.
 
-    Example:
+    Examples:
         >>> mechanism_flags(architecture="allreduce")
         0
     """
@@ -289,7 +289,7 @@ def measured_time_s(
     Raises:
         InvalidInput: A negative or non-finite noise.
 
-    Example:
+    Examples:
         >>> measured_time_s([0.25], 0.0, np.random.default_rng(0)).tolist()
         [0.25]
     """
@@ -318,7 +318,7 @@ def exponential_skew_s(
     Raises:
         InvalidInput: A negative mean or fewer than one worker.
 
-    Example:
+    Examples:
         >>> exponential_skew_s(0.0, 8, np.random.default_rng(0), size=2).tolist()
         [0.0, 0.0]
     """

@@ -37,7 +37,7 @@ def fifo_whole_tensors_s(
     Source:
         Lindley's recurrence for a single server, unrolled.
 
-    Example:
+    Examples:
         >>> fifo_whole_tensors_s(LayerTimes([1, 1], [1, 1], [2, 3]), 0.0, 1.0)
         8.0
     """
@@ -79,7 +79,7 @@ def preemptive_bound_s(layers: LayerTimes, s_per_byte: float) -> float:
         Horn, Some simple scheduling algorithms, Naval Research Logistics 1974 (preemptive
         1 | r_j, pmtn | L_max by due date; tails are the negated due dates).
 
-    Example:
+    Examples:
         >>> preemptive_bound_s(LayerTimes([1, 1], [1, 1], [2, 3]), 1.0)
         7.0
     """
@@ -123,7 +123,7 @@ def simple_bounds_s(
     Source:
         The bound of 3: "How Useful is Communication Scheduling for Distributed Training?" (2024).
 
-    Example:
+    Examples:
         >>> simple_bounds_s(LayerTimes([1], [1], [2]), 1.0, architecture="ps")
         (2.0, 6.0)
     """
@@ -171,7 +171,7 @@ def period_s(
         Maximum cycle mean of the max-plus recurrence (Baccelli et al., Synchronization and
         Linearity, 1992).
 
-    Example:
+    Examples:
         One piece in flight pays the round trip each time, many only the slower direction.
 
         >>> period_s(1e6, [1e6, 8e6], upload_overhead_s=0, upload_s_per_byte=1e-9,

@@ -26,7 +26,7 @@ class LayerTimes:
     Raises:
         InvalidInput: No layer, unequal lengths, a negative or non-finite number.
 
-    Example:
+    Examples:
         >>> LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5]).layers
         3
     """

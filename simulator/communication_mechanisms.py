@@ -85,7 +85,7 @@ class Mechanism:
     ) -> NDArray[np.float64]:
         """Iteration times under this mechanism; a fixed partition and credit override given ones.
 
-        Example:
+        Examples:
             >>> layers = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
             >>> MECHANISMS["fifo"].iteration_time_s(layers, Network(0, 1, 0, 1)).tolist()
             [13.0]
@@ -122,7 +122,7 @@ def buckets(
     Source:
         PyTorch 2.13, torch/nn/parallel/distributed.py: first bucket 1 MiB, others 25 MiB.
 
-    Example:
+    Examples:
         >>> buckets(LayerTimes([1, 1, 1], [1, 1, 1], [5, 2, 1]), first_bytes=1,
         ...         bucket_bytes=4).gradient_bytes.tolist()
         [7.0, 0.0, 1.0]
@@ -157,7 +157,7 @@ def merged_gradients(layers: LayerTimes, *, overhead_s: float, s_per_byte: float
     Source:
         MG-WFBP (Shi et al., INFOCOM 2019), greedy merge of the released code.
 
-    Example:
+    Examples:
         >>> layers = LayerTimes([1, 1, 1], [1, 1, 1], [4, 4, 4])
         >>> merged_gradients(layers, overhead_s=2, s_per_byte=1).gradient_bytes.tolist()
         [12.0, 0.0, 0.0]
@@ -247,7 +247,7 @@ def mechanism(name: str) -> Mechanism:
     Raises:
         InvalidInput: Unknown name; the message lists the known ones.
 
-    Example:
+    Examples:
         >>> mechanism("p3").partition_bytes
         160000.0
     """

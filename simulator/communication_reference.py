@@ -30,7 +30,7 @@ def iteration_time_s(
     Arguments as in `dtgym.simulator.communication.iteration_time_s`, as plain numbers; nothing is
     checked.
 
-    Example:
+    Examples:
         >>> layers = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
         >>> iteration_time_s(layers, Network(0, 1, 0, 1), 0.5, 1.0)
         9.0

@@ -62,7 +62,7 @@ class Timeline:
     def chrome_trace(self, *, process: str = "iteration") -> dict[str, Any]:
         """Returns Chrome trace events (a JSON object), which Perfetto and chrome://tracing open.
 
-        Example:
+        Examples:
             >>> layers = LayerTimes([1, 1], [1, 1], [1, 1])
             >>> trace = timeline(layers, Network(0, 1, 0, 1), 0.5, 1.0).chrome_trace()
             >>> sorted({event["name"] for event in trace["traceEvents"] if event["ph"] == "X"})[:2]
@@ -132,7 +132,7 @@ def timeline(
         InvalidInput: A batch instead of one configuration, anything out of range, or more than
             `LARGEST_TIMELINE` pieces.
 
-    Example:
+    Examples:
         >>> layers = LayerTimes([1, 1, 1], [1, 1, 1], [1.5, 3, 1.5])
         >>> pieces = timeline(layers, Network(0, 1, 0, 1), 0.5, 1.0)
         >>> pieces.iteration_time_s, len(pieces.layer), pieces.upload_start_s[:3].tolist()

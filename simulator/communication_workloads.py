@@ -115,7 +115,7 @@ def load(
     Raises:
         InvalidInput: Unknown name or granularity, or a number out of range.
 
-    Example:
+    Examples:
         >>> vgg16 = load("vgg16", batch_size=32)
         >>> int(vgg16.gradient_bytes.sum()), round(float(vgg16.forward_s.sum()), 4)
         (553430176, 0.0585)
@@ -160,7 +160,7 @@ def describe(name: str) -> Workload:
     Raises:
         InvalidInput: Unknown name, or a file that does not add up to the model's totals.
 
-    Example:
+    Examples:
         >>> describe("vgg16").parameters, describe("bert_large").times_source
         (138357544, 'flop')
     """
@@ -208,7 +208,7 @@ def at_throughput(layers: LayerTimes, batch_size: float, samples_per_s: float) -
     Raises:
         InvalidInput: A number that is not above 0.
 
-    Example:
+    Examples:
         >>> fast = at_throughput(load("vgg16"), batch_size=32, samples_per_s=100)
         >>> round(float(fast.forward_s.sum() + fast.backward_s.sum()), 9)
         0.32

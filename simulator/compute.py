@@ -53,7 +53,7 @@ def matmul_time_s(
     Source:
         The product form was fitted to the shapes measured by SimuMax (facts of docs/fidelity.md).
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import hardware
         >>> time_s = matmul_time_s(4096, 4096, 4096, hardware.accelerator("A100"))
         >>> bool(4e-4 < time_s < 9e-4)
@@ -102,7 +102,7 @@ def attention_time_s(
     Raises:
         InvalidInput: A size that is not above 0, or an unknown kernel.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import hardware
         >>> device = hardware.accelerator("A100")
         >>> flash, _ = attention_time_s(32, 8192, 128, device, kernel="flash2")

@@ -36,7 +36,7 @@ def validated(schema: type[Schema], content: object, *, source: str) -> Schema:
     Raises:
         InvalidInput: The first thing that does not fit: file, field, expectation.
 
-    Example:
+    Examples:
         >>> class Point(Document):
         ...     x: int
         >>> validated(Point, {"x": "left"}, source="point.yaml")

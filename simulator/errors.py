@@ -26,7 +26,7 @@ def finite_array(field: str, value: ArrayLike, unit: str = "") -> NDArray[np.flo
     Raises:
         InvalidInput: Something that is not a number, a NaN or an infinity.
 
-    Example:
+    Examples:
         >>> finite_array("duration_s", [1, 2], "s")
         array([1., 2.])
         >>> finite_array("duration_s", float("nan"), "s")

@@ -225,7 +225,7 @@ class Cluster:
     def arrays(self) -> ClusterArrays:
         """The nodes as arrays, made anew at each call.
 
-        Example:
+        Examples:
             >>> cluster("selene-64").arrays().gpus.sum()
             np.int64(512)
         """

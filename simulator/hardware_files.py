@@ -257,7 +257,7 @@ def read_cluster(path: Path) -> Cluster:
 def cluster_from_yaml(text: str, file: str = "<text>") -> Cluster:
     """Builds a cluster from YAML text; `file` names it in messages.
 
-    Example:
+    Examples:
         >>> text = '''
         ... name: lab
         ... groups:

@@ -85,7 +85,7 @@ def profile(name: str) -> WorkloadProfile:
     Raises:
         InvalidInput: There is no such profile.
 
-    Example:
+    Examples:
         >>> profile("philly").gpus.max()
         np.int64(128)
     """
@@ -128,7 +128,7 @@ def generate(
     Raises:
         InvalidInput: No jobs, a load without GPUs, or no gang small enough.
 
-    Example:
+    Examples:
         >>> jobs = generate("philly", jobs=1000, seed=0, offered_load=0.9, total_gpus=128)
         >>> len(jobs), round(jobs.against(128).offered_load, 6)
         (1000, 0.9)
@@ -355,7 +355,7 @@ class Statistic:
 def compare(real: JobTable, generated: JobTable) -> list[Statistic]:
     """Statistics of arrivals, sizes and run times, side by side.
 
-    Example:
+    Examples:
         >>> table = generate("philly", jobs=4000, seed=1)
         >>> all(row.relative == 0 for row in compare(table, table))
         True

@@ -96,7 +96,7 @@ class CpuCurve:
     def speed(self, cores_per_gpu: ArrayLike) -> NDArray[np.float64]:
         """Speed relative to 3 cores per GPU, with the input pipeline fully overlapped.
 
-        Example:
+        Examples:
             >>> cpu_curve("resnet50").speed([1, 2, 3, 4, 6]).round(2).tolist()
             [0.4, 0.74, 1.0, 1.15, 1.15]
         """
@@ -140,7 +140,7 @@ def iteration_s(stage_s: ArrayLike, overlap: ArrayLike = 0.0) -> NDArray[np.floa
     Raises:
         InvalidInput: A negative stage or an overlap outside [0, 1].
 
-    Example:
+    Examples:
         >>> iteration_s([3.0, 1.0, 2.0, 0.0], [0.0, 0.5, 1.0]).tolist()
         [6.0, 4.5, 3.0]
     """
@@ -166,7 +166,7 @@ def shared_gpu_speed(compute: ArrayLike, memory_bandwidth: ArrayLike) -> NDArray
         0.996 - 0.332 max(0, U - 1) - 0.035 M. Its constant is set to 1, so that a lone light job is
         not slowed.
 
-    Example:
+    Examples:
         >>> shared_gpu_speed([0.5, 1.5], [0.0, 1.0]).round(3).tolist()
         [1.0, 0.799]
     """
@@ -209,7 +209,7 @@ def relative_speed(
     Raises:
         InvalidInput: A value out of range.
 
-    Example:
+    Examples:
         >>> stages = [[1.0, 2.0, 6.0, 1.0]]
         >>> relative_speed(stages, cores_given=2.0, io_share=0.5).tolist()
         [1.0]
@@ -256,7 +256,7 @@ def network_scale_for_ratio(
     Returns:
         Factors at least 1, (jobs,).
 
-    Example:
+    Examples:
         >>> network_scale_for_ratio([[0.0, 0.0, 3.0, 1.0]], 0.5).tolist()
         [5.0]
     """
@@ -291,7 +291,7 @@ def interleaved_speeds(stage_a_s: ArrayLike, stage_b_s: ArrayLike) -> NDArray[np
         Zhao et al., Multi-resource interleaving for deep learning training (Muri), SIGCOMM 2022,
         section 4: jobs of a group shift against each other by whole stages.
 
-    Example:
+    Examples:
         >>> interleaved_speeds([3.0, 1.0, 0.0], [1.0, 3.0, 0.0]).tolist()
         [1.0, 1.0]
     """

@@ -61,7 +61,7 @@ STAND_INS = {
 def muri_stage_times_s() -> dict[tuple[str, int], tuple[float, float, float, float]]:
     """Published (iteration, host, GPU, network) seconds by (class, GPUs).
 
-    Example:
+    Examples:
         >>> muri_stage_times_s()["bert", 16]
         (0.244, 0.0005, 0.166, 0.086)
     """
@@ -92,7 +92,7 @@ def fill(jobs: JobTable, *, seed: int, synthesiser: str = "muri-synergy") -> Job
     Raises:
         InvalidInput: An unknown synthesiser or a negative seed.
 
-    Example:
+    Examples:
         >>> jobs = JobTable.from_columns(
         ...     submit_s=[0, 1], duration_s=[60, 60], num_gpus=[1, 16], cpu_cores=[2, 8])
         >>> full = fill(jobs, seed=0)

@@ -171,7 +171,7 @@ class JobTable:
                 number or lies below the column's minimum, or a duplicate id; the message names
                 source, row and column.
 
-        Example:
+        Examples:
             >>> jobs = JobTable.from_columns(submit_s=[0, 5], duration_s=[60, 90], num_gpus=[1, 8])
             >>> len(jobs), jobs.submit_ms.tolist(), jobs.gpu_seconds.tolist()
             (2, [0, 5000], [60.0, 720.0])
@@ -322,7 +322,7 @@ class JobTable:
         Args:
             cluster: A cluster, or just its number of GPUs.
 
-        Example:
+        Examples:
             >>> jobs = JobTable.from_columns(submit_s=[0, 10], duration_s=[5, 5], num_gpus=[1, 9])
             >>> report = jobs.against(8)
             >>> report.offered_load, report.impossible.tolist(), report.reasons[0]
@@ -392,7 +392,7 @@ class JobTable:
 def milliseconds(seconds: ArrayLike) -> NDArray[np.int64]:
     """Turns seconds into whole milliseconds, rounded half to even.
 
-    Example:
+    Examples:
         >>> milliseconds([0.0004, 1.25, 3.0]).tolist()
         [0, 1250, 3000]
     """

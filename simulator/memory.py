@@ -34,7 +34,7 @@ def state_bytes_per_parameter(
     Source:
         Rajbhandari et al., ZeRO, SC 2020, section 5: 4 + 12/d, 2 + 14/d, 16/d.
 
-    Example:
+    Examples:
         >>> state_bytes_per_parameter([0, 1, 2, 3], 8).tolist()
         [16.0, 5.5, 3.75, 2.0]
     """
@@ -71,7 +71,7 @@ def activation_bytes_per_layer(
         (10 + 24/t + 5as/(ht)) under tensor parallelism, all over t with sequence parallelism,
         34 sbh / t with selective and 2 sbh with full recomputation.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import workload
         >>> gpt = workload.transformer("megatron-22b")
         >>> size = activation_bytes_per_layer(

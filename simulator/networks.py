@@ -56,7 +56,7 @@ class Network:
         InvalidInput: A field that is negative or not finite, fields that do not broadcast, or
             congestion without a bandwidth-delay product.
 
-    Example:
+    Examples:
         >>> Network(50e-6, [1e-9, 1e-10]).configs
         2
     """
@@ -157,7 +157,7 @@ class Network:
         Source:
             BytePS (OSDI 2020), analysis of parameter-server communication time.
 
-        Example:
+        Examples:
             >>> Network.parameter_server(1.25e9, workers=4, servers=2).upload_s_per_byte.item()
             1.6e-09
         """
@@ -212,7 +212,7 @@ class Network:
         Source:
             Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009, section 3.
 
-        Example:
+        Examples:
             >>> ring = Network.ring_allreduce(1e9, workers=4, step_latency_s=10e-6)
             >>> ring.upload_s_per_byte.item(), round(ring.upload_overhead_s.item(), 9)
             (1.5e-09, 6e-05)
@@ -265,7 +265,7 @@ class Network:
         Source:
             Standard two-level all-reduce, each phase a ring (Patarasuk and Yuan, JPDC 2009).
 
-        Example:
+        Examples:
             >>> two_level = Network.hierarchical_allreduce(
             ...     1e9, machines=2, local_bandwidth_bytes_per_s=1e10, gpus_per_machine=8
             ... )

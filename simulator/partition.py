@@ -263,7 +263,7 @@ def evaluate(problem: Problem, plans: Plans, costs: StageCosts | None = None) ->
     Raises:
         InvalidInput: As `stage_costs`.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import partition_tables
         >>> problem = partition_tables.two_cluster_example()
         >>> plans = make_plans([[0, 1], [0, 1]], 4, 2, [[0, 4, 8], [0, 5, 8]], 4)

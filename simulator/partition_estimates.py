@@ -34,7 +34,7 @@ def metis_form_s(costs: StageCosts, plans: Plans) -> Floats:
     Source:
         Um et al., Metis, USENIX ATC 2024, section 4; Li et al., AMP, NeurIPS 2022, section 4.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import partition, partition_tables
         >>> problem = partition_tables.two_cluster_example()
         >>> plans = partition.make_plans([0, 1], 4, 2, [0, 5, 8], 4)

@@ -53,7 +53,7 @@ def analytic_tables(
     Raises:
         InvalidInput: No model or accelerator, or a model with fewer than four blocks.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import hardware, workload
         >>> tables = analytic_tables(
         ...     [workload.transformer("llama2-7b")], [hardware.accelerator("A100-80")],

@@ -117,7 +117,7 @@ def split_layers(layers: int, speeds: Sequence[float]) -> list[int]:
     Raises:
         InvalidInput: More stages than layers.
 
-    Example:
+    Examples:
         >>> split_layers(10, [3.0, 1.0, 1.0])
         [0, 5, 8, 10]
     """

@@ -125,7 +125,7 @@ def problem_of(settings: Sequence[Setting], assumptions: Assumptions | None = No
     Raises:
         InvalidInput: No setting, or a model that the zoo does not have.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import hardware
         >>> site = Site("here", hardware.accelerator("A100-80"), 1, 8, 25e9)
         >>> one = Setting("one", (site,), np.zeros((1, 1)), np.zeros((1, 1)), "llama2-7b", 64)

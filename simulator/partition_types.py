@@ -447,7 +447,7 @@ def make_plans(
     Raises:
         InvalidInput: Shapes that do not fit, or an unknown name.
 
-    Example:
+    Examples:
         >>> plans = make_plans([0, 1], [8, 8], [2, 4], [0, 16, 34], 4, wire="fp8")
         >>> len(plans), plans.warmup.tolist(), plans.wire.tolist()
         (1, [[1, 0]], [[2]])

@@ -111,7 +111,7 @@ def iteration_time_s(
     Source:
         Module docstring; uniform stages without transfers take (M + S - 1) (f + b).
 
-    Example:
+    Examples:
         >>> forward, backward, transfer = [[1.0, 1.0]], [[2.0, 2.0]], [[1.0]]
         >>> iteration_time_s(forward, backward, [[0.0]], [[0.0]], 4)
         array([15.])
@@ -158,7 +158,7 @@ def stage_finish_s(
     Returns:
         (plans, stages) seconds; 0 for stages not in use.
 
-    Example:
+    Examples:
         >>> stage_finish_s([[1.0, 1.0]], [[2.0, 2.0]], [[0.0]], [[0.0]], 4).tolist()
         [[15.0, 13.0]]
     """

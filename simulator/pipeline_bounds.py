@@ -59,7 +59,7 @@ def closed_form_s(
         Um et al., Metis, USENIX ATC 2024, section 4 (without communication); Li et al., AMP,
         NeurIPS 2022, section 4.
 
-    Example:
+    Examples:
         >>> closed_form_s([[1.0, 1.0]], [[2.0, 2.0]], [[1.0]], [[1.0]], 4).tolist()
         [17.0]
     """
@@ -105,7 +105,7 @@ def period_s(
         Baccelli et al., Synchronization and Linearity, 1992, theorem 3.23 (cycle mean of a
         max-plus linear system).
 
-    Example:
+    Examples:
         >>> period_s([[1.0, 1.0]], [[2.0, 2.0]], [[1.0]], [[1.0]]).tolist()
         [4.0]
         >>> period_s([[1.0, 1.0]], [[2.0, 2.0]], [[1.0]], [[1.0]], warmup=[2, 0]).tolist()
@@ -130,7 +130,7 @@ def period_form_s(
 
     Arguments and errors as `period_s` and `closed_form_s`.
 
-    Example:
+    Examples:
         >>> period_form_s([[1.0, 1.0]], [[2.0, 2.0]], [[1.0]], [[1.0]], 4).tolist()
         [20.0]
     """
@@ -160,7 +160,7 @@ def lower_bound_s(
 
     Arguments and errors as `period_form_s`.
 
-    Example:
+    Examples:
         >>> lower_bound_s([[1.0, 1.0]], [[2.0, 2.0]], [[1.0]], [[1.0]], 4).tolist()
         [18.0]
     """

@@ -66,7 +66,7 @@ class Operations:
 def standard_warmup(stages: int) -> NDArray[np.int64]:
     """The warm-up depth of standard 1F1B: S - 1 - s.
 
-    Example:
+    Examples:
         >>> standard_warmup(4).tolist()
         [3, 2, 1, 0]
     """
@@ -90,7 +90,7 @@ def operations(
         InvalidInput: Interleaved micro-batches that are no multiple of the stages, or warm-up
             depths with which stages would wait for each other for ever.
 
-    Example:
+    Examples:
         >>> order = operations("1f1b", 2, 2, (1, 0))
         >>> ["FBW"[k] + f"{s}{m}" for k, s, m in zip(order.kind, order.stage, order.microbatch)]
         ['F00', 'F01', 'F10', 'B10', 'F11', 'B11', 'B00', 'B01']
@@ -163,7 +163,7 @@ def in_flight(
         et al., Reducing activation recomputation in large transformer models, arXiv 2205.05198,
         section 4.2.3).
 
-    Example:
+    Examples:
         >>> in_flight("1f1b", 4, 8).tolist()
         [4.0, 3.0, 2.0, 1.0]
         >>> in_flight("gpipe", 4, 8).tolist()

@@ -21,7 +21,7 @@ def iteration_time_s(
         gradient_s: Per border.
         microbatches: At least 1.
 
-    Example:
+    Examples:
         >>> iteration_time_s([1.0, 1.0], [2.0, 2.0], [1.0], [1.0], 4)
         19.0
     """

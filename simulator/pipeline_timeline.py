@@ -142,7 +142,7 @@ def timeline(
     Raises:
         InvalidInput: Shapes or values that do not fit.
 
-    Example:
+    Examples:
         >>> found = timeline([1.0, 1.0], [2.0, 2.0], [0.5], [0.5], 2)
         >>> found.iteration_time_s
         10.0

@@ -122,7 +122,7 @@ class Plans:
         Raises:
             InvalidInput: Shapes that do not fit, fractions, values out of range.
 
-        Example:
+        Examples:
             >>> Plans.of(tensor=[1, 2, 4], data=[8, 4, 2], recompute="full").count
             3
         """

@@ -127,7 +127,7 @@ def measure(
     Raises:
         InvalidInput: Another table than the outcome's, or powers in the wrong order.
 
-    Example:
+    Examples:
         >>> from dtgym.simulator import cluster
         >>> jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[10, 20], num_gpus=[1, 1])
         >>> found = measure(cluster.simulate(jobs, cluster.homogeneous(1, 1), "fifo"), jobs).summary

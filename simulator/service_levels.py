@@ -25,7 +25,7 @@ def gittins_index(samples: ArrayLike, attained: ArrayLike) -> NDArray[np.float64
         Gittins, Bandit processes and dynamic allocation indices, JRSS B 1979; used on attained GPU
         time by Gu et al., Tiresias, NSDI 2019, section 3.
 
-    Example:
+    Examples:
         >>> gittins_index([1.0, 1.0, 100.0], [0.0, 1.0]).round(4).tolist()
         [0.6667, 0.0101]
     """
@@ -59,7 +59,7 @@ def gittins_levels(
         bounds, rank: Service at which each level but the last ends, ascending; the rank of each
         level, 0 runs first, all distinct (equal indices rank by attained service).
 
-    Example:
+    Examples:
         >>> bounds, rank = gittins_levels([1.0, 1.0, 100.0], levels=2)
         >>> rank.tolist()
         [0, 1]

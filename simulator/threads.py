@@ -34,7 +34,7 @@ def map_ranges(
     Returns:
         The results, in the order of the slices.
 
-    Example:
+    Examples:
         >>> sum(map_ranges(lambda first, last: last - first, 1000, 10))
         1000
     """

@@ -95,7 +95,7 @@ def read(
     Raises:
         InvalidInput: One line with file, row and column.
 
-    Example:
+    Examples:
         >>> from pathlib import Path; from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     file = Path(folder) / "jobs.csv"

@@ -35,7 +35,7 @@ def parse(field: str, value: object, dimension: str) -> float:
     Raises:
         InvalidInput: No number, no unit, or a unit of another dimension.
 
-    Example:
+    Examples:
         >>> parse("network", "400 Gbit/s", "bytes/s")
         50000000000.0
         >>> parse("memory", 80, "bytes")
@@ -67,7 +67,7 @@ def parse(field: str, value: object, dimension: str) -> float:
 def format_quantity(amount: float, dimension: str) -> str:
     """Writes an SI amount with the unit that reads shortest; `parse` gives back the same double.
 
-    Example:
+    Examples:
         >>> format_quantity(80e9, "bytes")
         '80 GB'
         >>> format_quantity(5e-6, "s")

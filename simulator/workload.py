@@ -164,7 +164,7 @@ class Transformer:
     def training_flops(self, sequences: int, sequence: int = 0, *, causal: bool = False) -> float:
         """FLOPs the model needs for one step: forward once, backward twice that, no recompute.
 
-        Example:
+        Examples:
             >>> f"{transformer('gpt3-175b').training_flops(1536):.3g}"
             '3.39e+18'
         """

@@ -35,7 +35,7 @@ def make(name: str) -> Fixed:
         default: ByteScheduler's release, docs/scheduling.md (1,000,000 and 4,000,000 parameters).
         The mechanisms: see `dtgym.simulator.communication_mechanisms.MECHANISMS`.
 
-    Example:
+    Examples:
         >>> make("ddp-buckets").env_overrides
         {'mechanism': 'ddp_buckets'}
     """

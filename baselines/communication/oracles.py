@@ -53,7 +53,7 @@ class Oracle(BaseMethod):
 def make(name: str) -> Oracle:
     """Makes ``best-static`` or ``oracle-dynamic``.
 
-    Example:
+    Examples:
         >>> make("best-static").oracle
         True
     """

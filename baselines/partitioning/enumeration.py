@@ -23,7 +23,7 @@ Groups = Sequence[Sequence[int]]
 def power_of_two_groups(gpus: int, max_stages: int) -> list[tuple[int, ...]]:
     """Every list of at most `max_stages` powers of two that sums to `gpus` or less.
 
-    Example:
+    Examples:
         >>> power_of_two_groups(2, 2)
         [(1,), (2,), (1, 1)]
     """
@@ -107,7 +107,7 @@ def shapes(
 def splits(layers: int, stages: int) -> NDArray[np.int32]:
     """Every way to cut `layers` into `stages`: (splits, stages + 1) borders.
 
-    Example:
+    Examples:
         >>> splits(3, 2).tolist()
         [[0, 1, 3], [0, 2, 3]]
     """

@@ -180,7 +180,7 @@ def group_lists(
     A list longer than `max_permute_len` is permuted in blocks: equal smallest entries are glued in
     pairs, level by level, until few enough are left.
 
-    Example:
+    Examples:
         >>> list(group_lists(3, 8, 1, 4))
         [(2, 2, 4), (2, 4, 2), (4, 2, 2)]
     """

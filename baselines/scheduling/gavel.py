@@ -36,7 +36,7 @@ def solve_max_min(
     Returns:
         Shares, (jobs, kinds): each job's sum is at most 1, the GPUs of each type suffice.
 
-    Example:
+    Examples:
         >>> shares = solve_max_min(np.array([[1.0], [1.0]]), np.array([1, 1]), np.array([1.0]))
         >>> shares.round(6).tolist()
         [[0.5], [0.5]]

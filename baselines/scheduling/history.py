@@ -44,7 +44,7 @@ def estimate_durations_s(
         Follows the rolling estimates of Helios' QSSF (Hu et al., SC 2021), without its learned
         part.
 
-    Example:
+    Examples:
         >>> jobs = JobTable.from_columns(
         ...     submit_s=[0, 50, 500], duration_s=[100, 100, 7], num_gpus=[1, 1, 1])
         >>> estimate_durations_s(jobs).round(6).tolist()

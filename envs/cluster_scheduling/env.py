@@ -88,7 +88,7 @@ class ClusterSchedulingEnv(NativeEnv):
     ## Version History
     * v0: initial release.
 
-    Example:
+    Examples:
         >>> import gymnasium as gym
         >>> import dtgym.envs
         >>> env = gym.make("dtgym/ClusterScheduling-Toy-v0")

@@ -36,7 +36,7 @@ def scales(mean_duration_s: float, jobs: int, cluster_w: float) -> NDArray[np.fl
         jobs: Jobs of an episode.
         cluster_w: Power of all GPUs at full load.
 
-    Example:
+    Examples:
         >>> scales(100.0, 4, 1000.0)[[0, 2, 9]].tolist()
         [-1e-05, -0.25, -1e-05]
     """

@@ -59,7 +59,7 @@ class CommunicationTuningEnv(NativeEnv):
     ## Version History
     * v0: initial release.
 
-    Example:
+    Examples:
         >>> import gymnasium as gym
         >>> import dtgym.envs
         >>> env = gym.make("dtgym/CommunicationTuning-Toy-v0")

@@ -131,7 +131,7 @@ def drift(keys: NDArray[np.uint64], scenario: Scenario, states: int) -> NDArray[
     Returns:
         float64, (episodes, states, factors) in the order of `FACTORS`.
 
-    Example:
+    Examples:
         >>> keys = seeding.episode_keys(seeding.stream_keys([0, 1]), 0)
         >>> steady = drift(keys, SCENARIOS["steady"], 50)
         >>> steady.shape, bool((steady == steady[:, :1]).all())

@@ -37,7 +37,7 @@ def vector_reward(
     Returns:
         float64, (steps, objectives) in the order of `OBJECTIVES`.
 
-    Example:
+    Examples:
         >>> one = np.ones(1)
         >>> vector_reward(0.5 * one, one, 5 * one, 10, 0.25 * one).round(3).tolist()
         [[0.693, -0.693, -0.25]]

@@ -70,7 +70,7 @@ class ModelPartitioningEnv(NativeEnv):
     ## Version History
     * v0: initial release.
 
-    Example:
+    Examples:
         >>> import gymnasium as gym
         >>> import dtgym.envs
         >>> env = gym.make("dtgym/ModelPartitioning-Toy-v0")
