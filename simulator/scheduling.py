@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtgym.simulator.cluster_resources import PER_UNIT, Resources
-from dtgym.simulator.jobs import JobTable
+from dtgym.simulator.jobs import JobTable, milliseconds
 from dtgym.simulator.kernels import cluster_state as layout
 from dtgym.simulator.kernels.cluster_placement import find_places, node_room, take
 
@@ -54,7 +54,8 @@ class Decision:
         preempt: Numbers of running jobs that lose their resources.
         in_order: Leave out everything behind the first start that does not fit.
         alternatives: Starts of a job that an earlier one started are left out instead of refused.
-        wake_s: Decide again at this time at the latest; None waits for the next event.
+        wake_s: Decide again at this time at the latest, after now (`SchedulerState.after`); None
+            waits for the next event.
     """
 
     start: Sequence[Start] = ()
@@ -179,6 +180,15 @@ class SchedulerState:
     def advance(self) -> int:
         """Number of the action that starts nothing more."""
         return len(self.waiting.job)
+
+    def after(self, delay_s: float) -> float:
+        """The instant of the engine's clock `delay_s` from now, at least one millisecond away.
+
+        Times of later decisions are taken from here: `now_s` then equals them to the bit, while
+        `now_s + delay_s` may lie a rounding error behind the instant that it stands for.
+        """
+        now_ms = int(self.resources.machine.counters[layout.NOW])
+        return (now_ms + max(int(milliseconds(delay_s)), 1)) / 1000.0
 
     @property
     def finished(self) -> int:

@@ -136,9 +136,6 @@ class ThemisLike(RankingMethod):
         for job in winners:
             if job not in ended:
                 draft.start(job)
-        ends = [
-            state.now_s + max(self.lease_s - elapsed_s, 0.0) or None
-            for elapsed_s in state.running.elapsed_s
-        ]
-        later = [end for end in ends if end is not None and end > state.now_s]
-        return draft.decision(wake_s=min(later, default=state.now_s + self.lease_s))
+        left_s = self.lease_s - state.running.elapsed_s
+        soonest_s = float(left_s[left_s > 0].min(initial=self.lease_s))
+        return draft.decision(wake_s=state.after(soonest_s))

@@ -172,7 +172,7 @@ class Gavel(RankingMethod):
         self._last_s = now_s
         shares = self.shares(state, active)
         self._shares = dict(zip(active, shares, strict=True))
-        self._next_s = now_s + self.round_s
+        self._next_s = state.after(self.round_s)
         return self._fill(state, set(), self._next_s)
 
     def shares(self, state: Any, jobs: list[int]) -> NDArray[np.float64]:

@@ -169,11 +169,16 @@ class ServiceLevels(Preemptive):
         super().reset(view)
         self._level = {}
 
+    @property
+    def _step_ms(self) -> int:
+        # Whole milliseconds, the engine's clock: no rounding error hides a point of the grid.
+        return max(round(self.resolution_s * 1000), 1)
+
     def keys(self, state: Any, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Ranks of the jobs' levels, after moving those that are due."""
         service = self._service(state)
         levels = len(self.thresholds_gpu_s)
-        on_grid = math.isclose(state.now_s / self.resolution_s % 1.0, 0.0, abs_tol=1e-9)
+        on_grid = round(state.now_s * 1000) % self._step_ms == 0
         keys = np.zeros(len(jobs))
         for place, job in enumerate(jobs.tolist()):
             level = self._level.get(job, 0)
@@ -187,28 +192,28 @@ class ServiceLevels(Preemptive):
         """First point of the grid at which some job leaves its level."""
         service = self._service(state)
         gpus = dict(zip(state.running.job.tolist(), state.running.num_gpus.tolist(), strict=True))
-        grid, now_s = self.resolution_s, state.now_s
-        times: list[float] = []
+        step_ms, now_ms = self._step_ms, round(state.now_s * 1000)
+        times_ms: list[int] = []
         for job, have in service.items():
             level = self._level.get(job, 0)
             if level >= len(self.thresholds_gpu_s):
                 continue
             left = self.thresholds_gpu_s[level] - have
             if left < 0:
-                times.append((math.floor(now_s / grid) + 1) * grid)
+                times_ms.append((now_ms // step_ms + 1) * step_ms)
             elif gpus.get(job, 0):
                 # Strictly above the threshold: the first whole millisecond after reaching it.
-                beyond_ms = round(now_s * 1000) + math.floor(left * 1000 / gpus[job]) + 1
-                times.append(math.ceil(beyond_ms / (grid * 1000)) * grid)
+                beyond_ms = now_ms + math.floor(left * 1000 / gpus[job]) + 1
+                times_ms.append(-(-beyond_ms // step_ms) * step_ms)
         # Jobs that start in this decision are looked at again when they can have exceeded.
         asked_gpus = state.waiting.num_gpus.tolist()
         for job, asked in zip(state.waiting.job.tolist(), asked_gpus, strict=True):
             level = self._level.get(job, 0)
             if asked and level < len(self.thresholds_gpu_s):
                 left = max(self.thresholds_gpu_s[level] - service[job], 0.0)
-                beyond_ms = round(now_s * 1000) + math.floor(left * 1000 / asked) + 1
-                times.append(math.ceil(beyond_ms / (grid * 1000)) * grid)
-        return min(times, default=None)
+                beyond_ms = now_ms + math.floor(left * 1000 / asked) + 1
+                times_ms.append(-(-beyond_ms // step_ms) * step_ms)
+        return min(times_ms) / 1000.0 if times_ms else None
 
     def _service(self, state: Any) -> dict[int, float]:
         """Attained GPU time of every active job."""

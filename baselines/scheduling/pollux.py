@@ -100,7 +100,7 @@ class PolluxLike(RankingMethod):
         """Searches every `interval_s`, and at once where the cluster is idle."""
         if state.now_s < self._next_s and len(state.running.job):
             return Decision(wake_s=self._next_s)
-        self._next_s = state.now_s + self.interval_s
+        self._next_s = state.after(self.interval_s)
         self._decisions += 1
         jobs = np.sort(np.concatenate((state.running.job, state.waiting.job)))
         now = np.zeros((len(jobs), len(state.capacity)), dtype=np.int64)

@@ -136,6 +136,41 @@ def test_every_method_finishes_all_jobs_on_a_mixed_cluster(name):
     assert outcome.policy == name
 
 
+FREQUENT = {
+    **OPTIONS,
+    "pollux-like": {"population": 6, "generations": 2, "interval_s": 0.7},
+    "gittins": {"samples_gpu_s": (2.0, 5.0, 9.0, 40.0), "resolution_s": 0.1},
+    "las": {"thresholds_gpu_s": (1.3, 17.0), "resolution_s": 0.1},
+    "themis-like": {"lease_s": 0.7},
+    **{name: {"round_s": 0.7} for name in METHODS if name.startswith("gavel")},
+}
+"""Options with many decisions between events, at instants that float64 seconds do not hit."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=6)
+@given(data=st.data())
+def test_every_method_runs_to_the_end_on_any_table(name, data):
+    """Estimates, nodes, costs of preemption, and times in whole milliseconds of a late clock."""
+    count = data.draw(st.integers(1, 9))
+    milli = st.integers(0, 9999)
+    begin_s = data.draw(st.sampled_from([0.0, 1.1, 1234567.891]))
+    jobs = JobTable.from_columns(
+        submit_s=[begin_s + data.draw(milli) / 1000 for _ in range(count)],
+        duration_s=[data.draw(milli) / 1000 for _ in range(count)],
+        num_gpus=[data.draw(st.sampled_from([0, 1, 1, 2, 3, 5])) for _ in range(count)],
+        estimate_s=[data.draw(milli) / 1000 for _ in range(count)],
+    )
+    outcome = cluster.simulate(
+        jobs,
+        cluster.homogeneous(2, 3),
+        METHODS[name](**FREQUENT.get(name, {})),
+        placement=data.draw(st.sampled_from(["consolidate", "best_fit", "spread"])),
+        preemption_cost_s=data.draw(st.sampled_from([0.0, 0.3])),
+    )
+    check_laws(outcome, jobs)
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_every_compiled_scheduler_finishes_all_jobs_on_a_mixed_cluster(name):
     options = {"placement": "best_fit", **COMPILED[name]}
