@@ -11,7 +11,7 @@ from typing import Any
 from dtgym.baselines.partitioning import METHODS
 from dtgym.baselines.partitioning.planner import Planned
 from dtgym.experiments.files import write_atomic
-from dtgym.experiments.partitioning import planned, planner_named
+from dtgym.experiments.partitioning import planner_named
 from dtgym.simulator import partition, workload
 from dtgym.simulator.errors import InvalidInput, at_least
 from dtgym.simulator.partition_settings import Setting, load_sites, problem_of
@@ -48,12 +48,12 @@ class PlanReport:
     Attributes:
         setting: What was planned.
         rows: One per planner that has a plan.
-        without: Planners that found none.
+        without: Planners that have none, each with its reason.
     """
 
     setting: Setting
     rows: tuple[Row, ...]
-    without: tuple[str, ...]
+    without: dict[str, str]
 
 
 def plan(
@@ -95,14 +95,18 @@ def plan(
             f"these sites in {max_stages} stages; try --recompute full, --zero 3 or more "
             "--max-stages"
         )
-    found = {name: planned(name, space.take(0)) for name in planners}
-    rows = [_row(name, one, space, setting) for name, one in found.items() if one is not None]
+    rows: list[Row] = []
+    without: dict[str, str] = {}
+    for name in planners:
+        try:
+            rows.append(_row(name, planner_named(name).plan(space.take(0)), space, setting))
+        except InvalidInput as reason:
+            without[name] = str(reason)
     rows.sort(key=lambda row: row.planned.time_s)
     if timeline is not None and rows:
         spans = plan_timeline(space.problem, space.plans([rows[0].planned.plan]))
         trace = spans.chrome_trace(tuple(site.name for site in setting.sites))
         write_atomic(timeline, json.dumps(trace))
-    without = tuple(name for name, one in found.items() if one is None)
     return PlanReport(setting, tuple(rows), without)
 
 
@@ -128,7 +132,7 @@ def text(report: PlanReport) -> str:
             f"{row.planner:20} {row.planned.time_s:12.4f} {row.tokens_per_s:12,.0f} "
             f"{row.planned.evaluations:7d} {row.planned.wall_s:7.2f}"
         )
-    lines += [f"{name:20} no plan that fits the memory" for name in report.without]
+    lines += [f"{name:20} no plan: {reason}" for name, reason in report.without.items()]
     if report.rows:
         lines += ["", *_stages(report.rows[0], report.setting)]
     return "\n".join(lines)
@@ -159,7 +163,7 @@ def document(report: PlanReport) -> dict[str, Any]:
     names = [site.name for site in report.setting.sites]
     return {
         "setting": report.setting.describe(),
-        "without_plan": list(report.without),
+        "without_plan": report.without,
         "plans": [
             {
                 "planner": row.planner,

@@ -116,3 +116,19 @@ def test_a_mistake_on_the_command_line_is_one_line(
     code, _, err = call(repository, capsys, monkeypatch, *arguments)
     assert code == 2
     assert len(err.strip().splitlines()) == 1 and message in err
+
+
+def test_a_planner_without_a_plan_says_why(tmp_path: Path) -> None:
+    from dtgym.experiments import planning
+
+    file = tmp_path / "sites.yaml"
+    file.write_text(
+        "name: large\nsites:\n"
+        "  - {name: north, accelerator: A100-80, nodes: 4, gpus_per_node: 8, network: 200 Gbit/s}\n"
+    )
+    report = planning.plan(
+        file, model="llama2-13b", global_batch=64, planners=["exhaustive", "megatron-manual"]
+    )
+    assert list(report.without) == ["exhaustive"]
+    assert "at most 16 accelerators" in report.without["exhaustive"]
+    assert [row.planner for row in report.rows] == ["megatron-manual"]
