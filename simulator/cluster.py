@@ -32,6 +32,7 @@ from dtgym.simulator.cluster_cases import (
     run_queue_order,
 )
 from dtgym.simulator.cluster_options import (
+    check_batch,
     check_types,
     costs_ms,
     job_column,
@@ -323,13 +324,8 @@ def prepare(
     """
     one_of("placement", placement, tuple(PLACEMENTS))
     one_of("impossible", impossible, IMPOSSIBLE)
-    if len(jobs) != len(clusters) or len(jobs) == 0:
-        raise InvalidInput(
-            f"a batch needs as many job tables as clusters, at least one; got {len(jobs)} job "
-            f"tables and {len(clusters)} clusters"
-        )
-    for table, cluster in zip(jobs, clusters, strict=True):
-        check_types(table, cluster)
+    check_batch(jobs, clusters)
+    for table in jobs:
         if not only_gpus(table, resources):
             raise InvalidInput(
                 f"{table.source}: prepared cases know whole GPUs of any type only; use "
@@ -375,6 +371,7 @@ def simulate_batch(
         >>> [outcome.makespan_s for outcome in batch]
         [8.0, 5.0]
     """
+    check_batch(jobs, clusters)
     kernel_options = {
         "head_of_line",
         "preemption_cost_s",
@@ -396,8 +393,6 @@ def simulate_batch(
             priority=priority,
             **options,
         )
-    if len(jobs) != len(clusters):
-        raise InvalidInput(f"got {len(jobs)} job tables but {len(clusters)} clusters")
     return [
         simulate(
             table,

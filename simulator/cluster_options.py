@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,31 @@ def check_types(jobs: object, cluster: object) -> None:
         raise InvalidInput(
             "cluster must be a hardware.Cluster, such as homogeneous(nodes=8, gpus_per_node=8); "
             f"got {type(cluster).__name__}"
+        )
+
+
+def check_batch(jobs: object, clusters: object) -> None:
+    """Refuses anything but as many job tables as clusters, by name and place.
+
+    Raises:
+        InvalidInput: Something else, or nothing.
+    """
+    for name, given in (("jobs", jobs), ("clusters", clusters)):
+        if not isinstance(given, (list, tuple)):
+            raise InvalidInput(f"{name} must be a list, one per case; got {type(given).__name__}")
+    tables, machines = cast("Sequence[object]", jobs), cast("Sequence[object]", clusters)
+    for index, table in enumerate(tables):
+        if not isinstance(table, JobTable):
+            raise InvalidInput(f"jobs[{index}] must be a JobTable, got {type(table).__name__}")
+    for index, cluster in enumerate(machines):
+        if not isinstance(cluster, hardware.Cluster):
+            raise InvalidInput(
+                f"clusters[{index}] must be a hardware.Cluster, got {type(cluster).__name__}"
+            )
+    if len(tables) != len(machines) or not tables:
+        raise InvalidInput(
+            f"a batch needs as many job tables as clusters, at least one; got {len(tables)} job "
+            f"tables and {len(machines)} clusters"
         )
 
 

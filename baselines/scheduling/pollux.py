@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from dtgym.baselines.method import View
@@ -23,6 +24,7 @@ from dtgym.baselines.scheduling.base import RankingMethod
 from dtgym.simulator.scheduling import Decision, Draft
 
 
+@njit(cache=True, nogil=True)
 def repair(
     genome: NDArray[np.int64],
     capacity: NDArray[np.int64],
@@ -48,13 +50,18 @@ def repair(
     for job in order:
         row = np.minimum(genome[job], free)
         if (row > 0).sum() > 1:
-            row = np.where(spanned, 0, row)
-        excess = row.sum() - most[job]
-        for node in np.argsort(row, kind="stable"):
-            cut = min(max(int(excess), 0), int(row[node]))
-            row[node] -= cut
-            excess -= cut
-        if row.sum() < least[job]:
+            row[spanned] = 0
+        total = row.sum()
+        while total > most[job]:
+            # The smallest part goes first, so that the gang lies on few nodes.
+            smallest = -1
+            for node in range(len(row)):
+                if row[node] > 0 and (smallest < 0 or row[node] < row[smallest]):
+                    smallest = node
+            cut = min(total - most[job], row[smallest])
+            row[smallest] -= cut
+            total -= cut
+        if total < least[job]:
             continue
         if (row > 0).sum() > 1:
             spanned |= row > 0

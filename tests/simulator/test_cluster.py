@@ -277,6 +277,35 @@ def test_what_is_no_table_or_no_cluster_is_named():
         cluster.prepare([jobs], [])
 
 
+@pytest.mark.parametrize("policy", ["fifo", "drf"])
+@pytest.mark.parametrize(
+    ("tables", "clusters", "message"),
+    [
+        (["good", None], ["good", "good"], r"jobs\[1\] must be a JobTable, got NoneType"),
+        ([{"submit_s": [0]}], ["good"], r"jobs\[0\] must be a JobTable, got dict"),
+        (["good"], [8], r"clusters\[0\] must be a hardware.Cluster, got int"),
+        ("good", ["good"], "jobs must be a list, one per case; got JobTable"),
+        (["good"], "good", "clusters must be a list, one per case; got Cluster"),
+        ([], [], "as many job tables as clusters, at least one; got 0 job tables"),
+        (["good"], ["good", "good"], "got 1 job tables and 2 clusters"),
+    ],
+)
+def test_a_batch_names_what_is_no_case(policy, tables, clusters, message):
+    jobs = JobTable.from_columns(submit_s=[0], duration_s=[5], num_gpus=[1])
+    machines = cluster.homogeneous(1, 4)
+
+    def given_as(form, good):
+        if isinstance(form, list):
+            return [given_as(one, good) for one in form]
+        return good if form == "good" else form
+
+    tables, clusters = given_as(tables, jobs), given_as(clusters, machines)
+    with pytest.raises(InvalidInput, match=message):
+        cluster.simulate_batch(tables, clusters, policy)
+    with pytest.raises(InvalidInput, match=message):
+        cluster.prepare(tables, clusters)
+
+
 def test_a_batch_with_other_resources_equals_its_cases():
     """One node of 4 GPUs and 12 cores: two jobs of 8 cores cannot run together."""
     jobs = JobTable.from_columns(
