@@ -7,6 +7,9 @@ Suites that need real traces are made where the data is (the folder ``data`` of 
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import os
 import sys
 import time
@@ -22,6 +25,7 @@ from numpy.typing import NDArray
 from dtgym.baselines.scheduling import COMPILED, METHODS
 from dtgym.envs.cluster_scheduling import generator, speeds
 from dtgym.experiments import statistics
+from dtgym.experiments.files import write_atomic
 from dtgym.simulator import cluster as engine
 from dtgym.simulator import hardware, job_generator, job_synthesis, traces
 from dtgym.simulator.errors import InvalidInput, one_of
@@ -53,12 +57,14 @@ class Case:
         cluster: What it runs on.
         speed: Speed model, or None where jobs run for their durations.
         history_gpu_s: GPU times of training jobs.
+        resources: What is limited; None is all that the jobs ask for.
     """
 
     jobs: JobTable
     cluster: hardware.Cluster
     speed: SpeedModel | None
     history_gpu_s: NDArray[np.float64]
+    resources: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,11 +75,12 @@ class PolicyRow:
         suite: g1 and g2: the golden Philly cuts. philly_later: last 30 % of virtual clusters whose
             earlier jobs were training data. philly_unseen: other virtual clusters. generated: the
             calibrated generator. heterogeneous: three GPU types. multi_resource: GPU, CPU, memory,
-            I/O and network.
+            I/O and network. gpu_sharing: the same jobs where only GPUs are limited.
         load: Offered load: asked GPU time over GPUs x time from first to last submission.
         policy: Name in `dtgym.baselines.scheduling`; ``(true durations)`` marks those that know
-            them, all others see estimates with a log standard deviation of 0.5, or none.
-        seeds: Number of instances.
+            them, all others see estimates with a log standard deviation of 0.5, or none. ``python``
+            marks Methods on the engine's slow path, with the options that are not their defaults.
+        seeds: Number of instances: the first ones; python rows have fewer.
         jct_mean_s: Mean completion minus submission.
         jct_low_s: Lower end of its 95 % bootstrap interval over seeds.
         jct_high_s: Upper end.
@@ -152,6 +159,7 @@ def schedulers(
     slow_policies: Sequence[str] = (),
     seeds: int = 20,
     slow_seeds: int = 2,
+    slow_options: Mapping[str, Mapping[str, Any]] | None = None,
     jobs: int = 400,
     data: str = "",
     per_job_folder: str = "",
@@ -165,9 +173,11 @@ def schedulers(
         slow_policies: Names of `METHODS` that run as Python on the engine's slow path.
         seeds: Instances of each suite and load.
         slow_seeds: Instances for slow policies: the first ones.
+        slow_options: Options of slow policies, by name; they are told in the row.
         jobs: Jobs of an instance (g1 and g2 have their own).
         data: Folder with ``data/traces``.
-        per_job_folder: Where the per-job file of every first instance goes; empty writes none.
+        per_job_folder: Where the per-job files go, one compressed CSV per suite with every policy
+            and load on the first `slow_seeds` instances; empty writes none.
 
     Raises:
         InvalidInput: An unknown suite or policy.
@@ -178,6 +188,9 @@ def schedulers(
         one_of("policies", name, tuple(COMPILED))
     for name in slow_policies:
         one_of("slow_policies", name, tuple(METHODS))
+    options = slow_options or {}
+    for name in options:
+        one_of("slow_options", name, tuple(slow_policies))
     folder = trace_folder(data)
     rows: list[PolicyRow] = []
     for suite in suites or SUITES:
@@ -185,19 +198,25 @@ def schedulers(
         if suite in NEED_DATA and folder is None:
             print(f"D0: suite {suite} left out: no data/traces folder", file=sys.stderr)
             continue
+        per_job = ""
         for load in loads:
             cases = [build(folder, seed, load, jobs) for seed in range(seeds)]
-            names = [
-                name
-                for name in policies or COMPILED
-                if name not in NEED_STAGES or cases[0].jobs.gpu_stage_s is not None
-            ]
+            shares = cases[0].jobs.gpu_stage_s is not None
+            names = [name for name in policies or COMPILED if shares or name not in NEED_STAGES]
             found = {name: [_run(name, case) for case in cases] for name in names}
             for name in slow_policies:
-                found[f"{name} (python)"] = [_run_method(name, case) for case in cases[:slow_seeds]]
+                if shares or name not in NEED_STAGES:
+                    mine = options.get(name, {})
+                    found[_python_name(name, mine)] = [
+                        _run_method(name, mine, case) for case in cases[:slow_seeds]
+                    ]
             rows.extend(_row(suite, load, name, found) for name in found)
             if per_job_folder:
-                _write_jobs(Path(per_job_folder), suite, load, found)
+                per_job += _jobs_text(load, found, slow_seeds, header=not per_job)
+        if per_job_folder:
+            # Without the time of day, so that the same table gives the same bytes.
+            packed = gzip.compress(per_job.encode(), mtime=0)
+            write_atomic(Path(per_job_folder) / f"{suite}.csv.gz", packed)
     if not rows:
         raise InvalidInput("D0: no suite is left; give data = the folder that holds data/traces")
     return rows
@@ -214,7 +233,7 @@ def trace_folder(data: str = "") -> Path | None:
 class _Result:
     summary: Mapping[str, float]
     wall_s: float
-    write: Callable[[Path], None]
+    per_job: Mapping[str, NDArray[Any]]
 
 
 def _run(name: str, case: Case) -> _Result:
@@ -229,19 +248,27 @@ def _run(name: str, case: Case) -> _Result:
     return _simulate(case, policy, options)
 
 
-def _run_method(name: str, case: Case) -> _Result:
-    options = {"samples_gpu_s": case.history_gpu_s} if name == "gittins" else {}
-    return _simulate(case, METHODS[name](**options), {"placement": "best_fit"})
+def _run_method(name: str, options: Mapping[str, Any], case: Case) -> _Result:
+    learned = {"samples_gpu_s": case.history_gpu_s} if name == "gittins" else {}
+    method = METHODS[name](**learned, **options)
+    return _simulate(case, method, {"placement": "consolidate", "preemption_cost_s": "lucid"})
+
+
+def _python_name(name: str, options: Mapping[str, Any]) -> str:
+    """Name of a row that ran as Python, with its options."""
+    return f"{name} ({', '.join(['python', *(f'{key} {options[key]:g}' for key in options)])})"
 
 
 def _simulate(case: Case, policy: Any, options: Mapping[str, Any]) -> _Result:
     started_s = time.perf_counter()
-    outcome = engine.simulate(case.jobs, case.cluster, policy, speed=case.speed, **options)
+    outcome = engine.simulate(
+        case.jobs, case.cluster, policy, speed=case.speed, resources=case.resources, **options
+    )
     wall_s = time.perf_counter() - started_s
     placed = options["placement"] != "pooled"
     nodes = case.cluster.arrays().gpus if placed else None
     found = measure(outcome, case.jobs, node_gpus=nodes)
-    return _Result(found.summary, wall_s, found.write_jobs)
+    return _Result(found.summary, wall_s, found.per_job)
 
 
 def _row(suite: str, load: float, name: str, found: Mapping[str, Sequence[_Result]]) -> PolicyRow:
@@ -271,13 +298,20 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(there)) if there else float("nan")
 
 
-def _write_jobs(
-    folder: Path, suite: str, load: float, found: Mapping[str, Sequence[_Result]]
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _jobs_text(
+    load: float, found: Mapping[str, Sequence[_Result]], seeds: int, *, header: bool
+) -> str:
+    """Jobs of the first instances as CSV: load, policy, seed, then `ScheduleMetrics.per_job`."""
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, lineterminator="\n")
     for name, results in found.items():
-        plain = name.replace(" (python)", "-python")
-        results[0].write(folder / f"{suite}-{load:g}-{plain}.csv")
+        for seed, result in enumerate(results[:seeds]):
+            if header:
+                writer.writerow(("load", "policy", "seed", *result.per_job))
+                header = False
+            columns = [column.tolist() for column in result.per_job.values()]
+            writer.writerows((load, name, seed, *row) for row in zip(*columns, strict=True))
+    return out.getvalue()
 
 
 def _with_estimates(jobs: JobTable, seed: int) -> JobTable:
@@ -348,7 +382,9 @@ def _philly_history(folder: Path) -> NDArray[np.float64]:
     return whole[:: max(len(whole) // 4000, 1)]
 
 
-def _generated(cluster_name: str, *, multi_resource: bool) -> Callable[..., Case]:
+def _generated(
+    cluster_name: str, *, multi_resource: bool, limited: tuple[str, ...] | None = None
+) -> Callable[..., Case]:
     def build(folder: Path | None, seed: int, load: float, jobs: int) -> Case:
         del folder  # needs no data
         cluster = generator.cluster_named(cluster_name)
@@ -368,7 +404,7 @@ def _generated(cluster_name: str, *, multi_resource: bool) -> Callable[..., Case
             )
         # Seeds of the past lie far from those of the instances.
         past = _cut(job_generator.generate("philly", jobs=2000, seed=10_000))
-        return Case(_with_estimates(table, seed), cluster, speed, past.gpu_seconds)
+        return Case(_with_estimates(table, seed), cluster, speed, past.gpu_seconds, limited)
 
     return build
 
@@ -381,6 +417,7 @@ SUITES: dict[str, Callable[..., Case]] = {
     "generated": _generated("homogeneous", multi_resource=False),
     "heterogeneous": _generated("heterogeneous", multi_resource=False),
     "multi_resource": _generated("homogeneous", multi_resource=True),
+    "gpu_sharing": _generated("homogeneous", multi_resource=True, limited=("gpu",)),
 }
 """Suites by name: functions of the trace folder, seed, load and number of jobs."""
 NEED_DATA = ("g1", "g2", "philly_later", "philly_unseen")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 from dataclasses import fields
 
 import numpy as np
@@ -30,8 +31,11 @@ def test_every_compiled_policy_has_a_row_and_fifo_is_the_engines(tmp_path):
         assert case.jobs.against(case.cluster.gpus).offered_load == pytest.approx(0.9)
     assert fifo.jct_mean_s == pytest.approx(np.mean(means))
     assert fifo.jct_low_s <= fifo.jct_mean_s <= fifo.jct_high_s
-    with (tmp_path / "generated-0.9-fifo.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 60
+    with gzip.open(tmp_path / "generated.csv.gz", "rt", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(rows) * 2 * 60
+    jct_s = [float(line["jct_s"]) for line in lines if line["policy"] == "fifo"]
+    assert np.mean(jct_s) == pytest.approx(fifo.jct_mean_s)
 
 
 def test_multi_resource_rows_and_python_policies():
@@ -46,6 +50,34 @@ def test_multi_resource_rows_and_python_policies():
     assert all(0 < row.effective_cpu_busy < 1 for row in rows)
     assert rows[2].seeds == 1 and rows[2].decision_p99_ms > 0
     assert np.isnan(rows[0].decision_p99_ms)
+
+
+def test_sharing_policies_differ_where_only_gpus_are_limited():
+    names = ["qssf", "lucid-like", "muri-like"]
+
+    def mean_jct_s(suite):
+        rows = schedulers(suites=[suite], policies=names, loads=[1.1], seeds=1, jobs=400)
+        return {row.policy: row.jct_mean_s for row in rows}
+
+    sharing = mean_jct_s("gpu_sharing")
+    assert len(set(sharing.values())) == 3
+    # Proportional demands leave a partner no CPU: nobody shares, as the table's note says.
+    proportional = mean_jct_s("multi_resource")
+    assert proportional["lucid-like"] == proportional["muri-like"]
+
+
+def test_python_rows_tell_their_options_and_pay_for_preemption():
+    options = {"pollux-like": {"population": 6, "generations": 2, "interval_s": 600}}
+    rows = schedulers(
+        suites=["generated"], policies=["fifo"], slow_policies=["pollux-like", "lucid-like"],
+        slow_options=options, slow_seeds=1, loads=[0.9], seeds=2, jobs=30,
+    )  # fmt: skip
+    assert [(row.policy, row.seeds) for row in rows] == [
+        ("fifo", 2),
+        ("pollux-like (python, population 6, generations 2, interval_s 600)", 1),
+    ]
+    with pytest.raises(InvalidInput, match="slow_options must be one of sjf"):
+        schedulers(slow_policies=["sjf"], slow_options=options)
 
 
 def test_estimates_differ_from_the_truth_by_the_stated_error():
