@@ -50,6 +50,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "gavel-makespan": _method("gavel", "Gavel", name="gavel-makespan", objective="makespan"),
     "themis-like": _method("fairness", "ThemisLike"),
     "pollux-like": _method("pollux", "PolluxLike"),
+    "dsfro-style": _method("dsfro", "DsfroStyle"),
     "drf": _method("fairness", "DominantShare"),
     "tetris": _method("packing", "Tetris"),
     "tetris-short": _method("packing", "Tetris", name="tetris-short", shortest=True),

@@ -24,6 +24,7 @@ OPTIONS = {
     "gittins": {"samples_gpu_s": (2.0, 5.0, 9.0, 40.0)},
     "las": {"thresholds_gpu_s": (3.0, 17.0)},
     "pollux-like": {"population": 8, "generations": 3},
+    "dsfro-style": {"population": 8, "generations": 3},
 }
 SAME = ("fifo", "fifo-skip", "sjf-oracle", "qssf", "srtf", "srsf", "las", "gittins")
 
