@@ -26,6 +26,7 @@ from dtgym.envs.model_partitioning.generator import (
 from dtgym.experiments import statistics
 from dtgym.simulator import partition, partition_estimates
 from dtgym.simulator.errors import InvalidInput
+from dtgym.simulator.partition_settings import Setting, problem_of
 from dtgym.simulator.partition_space import PlanSpace, Rules
 
 PAPER_RATIO = 1.49
@@ -196,7 +197,8 @@ class PrecisionRow:
     Attributes:
         model: Transformer.
         wan_gbit_per_s: Bandwidth of the link, Gbit/s.
-        single_cluster_s: Iteration time of the best plan on one cluster.
+        single_cluster_s: Of the reconstruction on the better of the two clusters alone; NaN where
+            the model fits neither.
         bf16_s: Of the reconstruction with 16-bit links.
         fp8_s: With 8-bit links allowed as well.
         int4_s: With 4-bit links allowed as well.
@@ -235,13 +237,8 @@ def precision(
                 if one is None:
                     raise InvalidInput(f"{model} fits neither of the two clusters")
                 results.append(one)
-            alone = planned("megatron-manual", space)
             wide, middle, narrow = results
-            single_s = min(
-                [one.time_s for one in (alone,) if one is not None]
-                + [one.time_s for one in results if _clusters(one) == 1],
-                default=float("nan"),
-            )
+            single_s = _alone_s(pool.settings[0], rules)
             rows.append(
                 PrecisionRow(
                     model,
@@ -257,6 +254,19 @@ def precision(
                 )
             )
     return rows
+
+
+def _alone_s(setting: Setting, rules: Rules) -> float:
+    """Iteration time of the reconstruction's best plan on one site alone; NaN where none fits."""
+    nowhere = np.zeros((1, 1))
+    times_s: list[float] = []
+    for site in setting.sites:
+        alone = replace(setting, sites=(site,), wan_bytes_per_s=nowhere, wan_delay_s=nowhere)
+        space = PlanSpace(problem_of([alone]), rules)
+        one = planned("hgtrainer", space.take(0)) if space.solvable[0] else None
+        if one is not None:
+            times_s.append(one.time_s)
+    return min(times_s, default=float("nan"))
 
 
 def _clusters(one: Planned) -> int:
