@@ -139,9 +139,12 @@ class Ewma:
 
     Attributes:
         memory: Weight of the newest bin, in (0, 1].
+        of_logs: Averages log(1 + load), which is nearer to the median of bursty loads, instead of
+            the loads.
     """
 
     memory: float = 0.3
+    of_logs: bool = True
 
     def __post_init__(self) -> None:
         """Checks the weight."""
@@ -158,10 +161,12 @@ class Ewma:
         values = history.values[-_RESIDUALS:]
         if not len(values):
             return _with_spread(np.zeros(history.values.shape[1]), values)
+        averaged = np.log1p(values) if self.of_logs else values
         means = np.empty_like(values)
-        means[0] = values[0]
+        means[0] = averaged[0]
         for row in range(1, len(values)):
-            means[row] = (1 - self.memory) * means[row - 1] + self.memory * values[row]
+            means[row] = (1 - self.memory) * means[row - 1] + self.memory * averaged[row]
+        means = np.expm1(means) if self.of_logs else means
         return _with_spread(means[-1], np.log1p(values[1:]) - np.log1p(means[:-1]))
 
 

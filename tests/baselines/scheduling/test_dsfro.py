@@ -190,7 +190,7 @@ def test_the_lstm_learns_a_daily_pattern_better_than_the_simple_forecasts():
     lstm.fit(jobs, seed=0)
     first = int(0.8 * len(loads.values))
     ours = one_step_errors(lstm, loads, first).mean()
-    for simple in (Persistence(), Ewma()):
+    for simple in (Persistence(), Ewma(), Ewma(of_logs=False)):
         assert ours < 0.5 * one_step_errors(simple, loads, first).mean()
     forecast = lstm.predict(loads)
     assert forecast.median.shape == forecast.upper.shape == (HORIZON, 2)
@@ -221,7 +221,9 @@ def test_fitting_looks_at_training_and_validation_only():
 def test_simple_forecasts_by_hand():
     loads = Loads(np.array([[0.0], [4.0], [2.0]]))
     assert Persistence().predict(loads).median[:, 0].tolist() == [2.0] * HORIZON
-    assert Ewma(0.5).predict(loads).median[0, 0] == 2.0
+    assert Ewma(0.5, of_logs=False).predict(loads).median[0, 0] == 2.0
+    # Half of log 3 and a quarter of log 5.
+    assert Ewma(0.5).predict(loads).median[0, 0] == pytest.approx(3**0.5 * 5**0.25 - 1)
     assert Ewma().predict(Loads(np.zeros((0, 2)))).upper.tolist() == [[0.0, 0.0]] * HORIZON
 
 
