@@ -120,15 +120,18 @@ class PolluxLike(RankingMethod):
                 job = int(jobs[row])
                 draft.preempt(job)
                 self._restarts[job] = self._restarts.get(job, 0) + 1
+        idle = len(state.running.job) == 0
         for row in changed:
             # The genome counts GPUs; where CPU, memory, I/O or network do not do, the job waits.
             nodes = np.flatnonzero(best[row])
             if len(nodes):
-                draft.start_on(int(jobs[row]), nodes.tolist(), best[row][nodes].tolist())
-        # Jobs without GPUs are not the search's business.
+                parts = best[row][nodes].tolist()
+                idle = not draft.start_on(int(jobs[row]), nodes.tolist(), parts) and idle
+        # Jobs without GPUs are not the search's business. Where it leaves the cluster idle, because
+        # it rarely meets a gang as wide as the cluster, jobs start by submission.
         gangs = state.resources.machine.jobs["gpus"]
         for job in state.waiting.job:
-            if gangs[job] == 0:
+            if gangs[job] == 0 or idle:
                 draft.start(int(job))
         return draft.decision(wake_s=self._next_s)
 

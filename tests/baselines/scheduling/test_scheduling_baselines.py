@@ -172,6 +172,13 @@ def test_every_method_runs_to_the_end_on_any_table(name, data):
     check_laws(outcome, jobs)
 
 
+def test_pollux_starts_gangs_as_wide_as_the_cluster():
+    jobs = JobTable.from_columns(submit_s=[0, 0], duration_s=[90, 90], num_gpus=[64, 64])
+    method = METHODS["pollux-like"](population=4, generations=1)
+    outcome = cluster.simulate(jobs, cluster.homogeneous(8, 8), method, placement="consolidate")
+    assert sorted(outcome.finish_s) == [90, 180]
+
+
 @pytest.mark.parametrize("name", COMPILED)
 def test_every_compiled_scheduler_finishes_all_jobs_on_a_mixed_cluster(name):
     options = {"placement": "best_fit", **COMPILED[name]}
