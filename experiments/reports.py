@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -109,4 +110,9 @@ def markdown(report: ReportFile, columns: Sequence[str], rows: Sequence[Any]) ->
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+    """A figure for people: four digits, whole numbers above a thousand, nothing where none is."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
