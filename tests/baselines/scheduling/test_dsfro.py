@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import dtgym.envs  # noqa: F401
+from dtgym.baselines.method import Budget
 from dtgym.baselines.scheduling import METHODS
 from dtgym.baselines.scheduling.base import WHOLE
 from dtgym.baselines.scheduling.dsfro import HORIZON_S, DsfroStyle
@@ -21,6 +24,7 @@ from dtgym.baselines.scheduling.load_forecast import (
     bin_loads,
     one_step_errors,
 )
+from dtgym.experiments.suites import Instance, Suite
 from dtgym.simulator import cluster, job_synthesis
 from dtgym.simulator.errors import InvalidInput
 from dtgym.simulator.job_speed import SpeedModel
@@ -225,6 +229,28 @@ def test_simple_forecasts_by_hand():
     # Half of log 3 and a quarter of log 5.
     assert Ewma(0.5).predict(loads).median[0, 0] == pytest.approx(3**0.5 * 5**0.25 - 1)
     assert Ewma().predict(Loads(np.zeros((0, 2)))).upper.tolist() == [[0.0, 0.0]] * HORIZON
+
+
+def test_prepare_trains_the_lstm_and_the_environment_uses_it():
+    arguments = {"stream_jobs": 1024, "jobs_per_episode": 512, "cluster": "small", "split": "train"}
+    suite = Suite(
+        "tiny", 1, "dtgym/ClusterScheduling-v0", (Instance("one", arguments, 0, 2),), ()
+    )  # fmt: skip
+    methods = [METHODS["dsfro-style"](**SMALL, forecast="lstm") for _ in range(2)]
+    env = gym.make(suite.env_id, **{**arguments, "jobs_per_episode": 12})
+    returns = []
+    for method in methods:
+        method.prepare(suite, seed=4, budget=Budget())
+        env.reset(seed=9)
+        base = env.unwrapped
+        method.reset(base.view())
+        total, ended = 0.0, False
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(method.act(base.view()))
+            total, ended = total + reward, terminated or truncated
+        returns.append(total)
+        assert terminated
+    assert returns[0] == returns[1]
 
 
 def test_bad_options_are_named():
