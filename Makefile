@@ -17,6 +17,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+	# Compiled kernels do not look at array bounds; once more with kernels that do.
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=build/bounds_checked OMP_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q tests/simulator tests/baselines tests/envs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -198,7 +198,7 @@ class BatchOutcome:
         return Outcome(
             policy=self.policy,
             job_id=table.job_id,
-            submit_s=table.submit_s,
+            submit_s=table.submit_ms / 1000.0,
             num_gpus=table.num_gpus,
             start_s=scatter(self.start_ms),
             finish_s=scatter(self.finish_ms),

@@ -153,7 +153,7 @@ class Resources:
         return Outcome(
             policy=policy,
             job_id=jobs.job_id,
-            submit_s=jobs.submit_s,
+            submit_s=jobs.submit_ms / 1000.0,
             num_gpus=jobs.num_gpus,
             start_s=scatter(m.jobs["first_ms"]),
             finish_s=scatter(m.jobs["finish_ms"]),

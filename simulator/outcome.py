@@ -54,7 +54,7 @@ class Outcome:
     Attributes:
         policy: Name of the policy.
         job_id: Ids of the table.
-        submit_s: Submissions.
+        submit_s: Submissions on the engine's clock, that is rounded to milliseconds.
         num_gpus: Gang sizes.
         start_s: First start; NaN for a rejected job.
         finish_s: Completion; NaN for a rejected job.

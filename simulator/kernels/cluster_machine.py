@@ -306,9 +306,32 @@ def advance(m: Any, when: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def log_has_room(m: Any) -> bool:
-    """Whether all running jobs can leave without a larger log."""
-    running = m.counters[RUNNING_COUNT] + m.counters[WAITING_COUNT] + 1
-    places = m.counters[LOG_PLACES]
+    """Whether the log holds whatever the next instant can bring.
+
+    A job that shares GPUs logs its partner's stretch too, when it comes and when it goes, so that
+    each active or arriving job can add three rows: its own, and two of partners, which are as wide.
+    """
+    jobs = m.jobs.shape[0]
+    active = m.counters[RUNNING_COUNT] + m.counters[WAITING_COUNT]
+    arriving = 0
+    places = np.int64(0)
     for place in range(m.counters[RUNNING_COUNT]):
-        places += m.jobs[m.running[place]].place_count
-    return m.counters[LOG_ROWS] + running <= m.log_row.shape[0] and places <= m.log_places.shape[0]
+        places += _width(m, m.running[place])
+    for place in range(m.counters[WAITING_COUNT]):
+        places += _width(m, m.waiting[place])
+    for job in range(m.counters[ARRIVED], jobs):
+        if m.jobs[job].submit_ms != m.jobs[m.counters[ARRIVED]].submit_ms:
+            break
+        places += _width(m, job)
+        arriving += 1
+    return (
+        m.counters[LOG_ROWS] + 3 * (active + arriving) <= m.log_row.shape[0]
+        and m.counters[LOG_PLACES] + 3 * places <= m.log_places.shape[0]
+    )
+
+
+@njit(cache=True, nogil=True)
+def _width(m: Any, job: Any) -> int:
+    """Most nodes that a job can be on."""
+    after = m.places.shape[0] if job + 1 == m.jobs.shape[0] else m.jobs[job + 1].place_base
+    return after - m.jobs[job].place_base

@@ -55,7 +55,8 @@ def sweep(
     for n in range(nodes):
         largest = max(largest, node_gpus[n])
     pooled = place_base.shape[0] == 0
-    waiting = np.empty(gang.shape[0], dtype=np.int64)
+    # A job that is preempted and begins again within one instant is there twice for a while.
+    waiting = np.empty(time.shape[0], dtype=np.int64)
     count = 0
     unusable = 0.0
     span = 0.0

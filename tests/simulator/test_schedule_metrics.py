@@ -68,6 +68,34 @@ def second_by_second(outcome, jobs, node_gpus, placed):
 
 @settings(max_examples=60)
 @given(
+    rows=st.lists(
+        st.tuples(st.floats(0, 0.02), st.floats(0.0004, 0.03), st.sampled_from([1, 1, 2, 3, 4])),
+        min_size=1,
+        max_size=25,
+    ),
+    policy=st.sampled_from(["fifo", "sjf", "srtf", "srsf", "las", "easy"]),
+    placement=st.sampled_from(["pooled", "consolidate"]),
+)
+def test_submissions_between_milliseconds_change_nothing(rows, policy, placement):
+    """The engine rounds to milliseconds; metrics must not see a job start before it came."""
+    jobs = table_of(rows)
+    whole = jobs.with_columns(
+        {"submit_s": jobs.submit_ms / 1000, "duration_s": jobs.duration_ms / 1000}, synthetic=False
+    )
+    machines = cluster.homogeneous(2, 2)
+    options = {"policy": policy, "placement": placement, "preemption_cost_s": 0.002}
+    outcome = cluster.simulate(jobs, machines, **options)
+    assert (outcome.start_s >= outcome.submit_s).all()
+    nodes = None if placement == "pooled" else np.array([2, 2])
+    found = measure(outcome, jobs, node_gpus=nodes).summary
+    wanted = measure(cluster.simulate(whole, machines, **options), whole, node_gpus=nodes).summary
+    for name in ("jct_mean_s", "queueing_mean_s", "response_mean_s", "fragmentation"):
+        assert found[name] == wanted[name]
+    assert found["first_wait_mean_s"] >= 0
+
+
+@settings(max_examples=60)
+@given(
     rows=tables,
     setting=st.sampled_from(
         [
