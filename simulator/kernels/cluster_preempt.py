@@ -25,6 +25,7 @@ import numpy as np
 from numba import njit
 
 from dtgym.simulator.kernels.ordered_lists import (
+    COMPILED,
     NEVER,
     before,
     insert,
@@ -34,12 +35,16 @@ from dtgym.simulator.kernels.ordered_lists import (
     set_alarm,
 )
 
+_RUNNING, _ALARMS, _FREE, _ARRIVED, _EVENTS, _SEGMENTS = 0, 1, 2, 3, 4, 5
+_STATE = 6
+_COLUMNS = 13
+
 REMAINING = 0
 REMAINING_GPU_TIME = 1
 LEVEL = 2
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _first_waiting(
     keys: Any, jobs: Any, waiting: Any, base: Any, index: Any, is_running: Any, key: Any
 ) -> int:
@@ -53,31 +58,38 @@ def _first_waiting(
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(**COMPILED)
 def _level_alarm(now: Any, attained: Any, gpus: Any, bound: Any, step_ms: Any) -> Any:
     """First instant of the clock's grid at which attained service exceeds `bound`.
 
     Args:
         now: When the job starts running, ms.
         attained: Service so far, GPU-ms.
-        gpus: Gang size.
+        gpus: Gang size, at least 1.
         bound: Upper end of the present level, GPU-ms.
         step_ms: Grid of the clock, ms.
     """
-    if gpus == 0:
-        return NEVER
     run_ms = (bound - attained) // gpus + 1 if attained <= bound else 0
     return -((-(now + run_ms)) // step_ms) * step_ms
 
 
-@njit(cache=True, nogil=True)
-def run_preemptive(
+@njit(**COMPILED)
+def _next_alarm(
+    now: Any, finish_ms: Any, attained: Any, gpus: Any, level: Any, bound: Any, step_ms: Any
+) -> Any:
+    """When a job that runs from now on completes or leaves its level, whichever is first."""
+    if level == bound.shape[0] or attained + (finish_ms - now) * gpus <= bound[level]:
+        return finish_ms
+    return min(finish_ms, _level_alarm(now, attained, gpus, bound[level], step_ms))
+
+
+@njit(**COMPILED)
+def _advance(
     submit_ms: Any,
     duration_ms: Any,
     gpus: Any,
     gang_class: Any,
     class_gpus: Any,
-    total_gpus: Any,
     key_kind: Any,
     level_bound: Any,
     level_key: Any,
@@ -89,75 +101,39 @@ def run_preemptive(
     preemptions: Any,
     waited_ms: Any,
     segments: Any,
-    segment_count: Any,
     log_segments: bool,
-) -> Any:
-    """Runs one pool to the end of its last job.
+    state: Any,
+    base: Any,
+    waiting: Any,
+    may_fit: Any,
+    heap: Any,
+    columns: Any,
+) -> bool:
+    """Runs a pool until its last job is done or the log of segments may be too small.
 
-    Args:
-        submit_ms: Submissions, (jobs,), ascending; equal ones in the order of job ids.
-        duration_ms: Run times, (jobs,).
-        gpus: Gang sizes, (jobs,).
-        gang_class: Index into `class_gpus` of each job.
-        class_gpus: The distinct gang sizes, ascending.
-        total_gpus: GPUs of the pool.
-        key_kind: REMAINING, REMAINING_GPU_TIME or LEVEL.
-        level_bound: Attained service at which a level ends (inclusive), GPU-ms, ascending,
-            (levels - 1,); used by LEVEL only.
-        level_key: Rank of each level, (levels,).
-        level_step_ms: Levels change at multiples of this on the clock.
-        cost_ms: Work added to a job by each preemption, (jobs,).
-        start_ms: Output: first start, (jobs,).
-        last_start_ms: Output: start of the stretch that ended in completion, (jobs,).
-        finish_ms: Output, (jobs,).
-        preemptions: Output, (jobs,), zeros on entry.
-        waited_ms: Output: time without GPUs before completion, (jobs,).
-        segments: Rows (job, start ms, end ms) of stretches that ended by preemption, (rows, 3).
-        segment_count: Rows in use; new ones are added behind them.
-        log_segments: Whether to add them.
+    Args not described at `run_preemptive`:
+        state: Counters, kept between calls, (_STATE,).
+        base: First entry of each gang size in `heap`.
+        waiting: Entries of each gang size.
+        may_fit: Whether the first waiting job of a size may fit by now, (classes,); an arrival
+            concerns its size only.
+        heap: Keys and jobs that wait, (2, entries).
+        columns: What is known of each job beside the arguments, (_COLUMNS, jobs).
 
     Returns:
-        events, segments, segment_count: arrivals, completions and level changes handled; the rows,
-        in a larger array where they did not fit.
+        Whether the last job is done.
     """
     jobs = submit_ms.shape[0]
     classes = class_gpus.shape[0]
     levels = level_key.shape[0]
-    # An entry of a waiting job goes stale where its level changes while it waits.
-    copies = levels if key_kind == LEVEL else 1
-    base = np.zeros(classes + 1, np.int64)
-    for job in range(jobs):
-        base[gang_class[job] + 1] += copies
-        waited_ms[job] = 0
-    for index in range(classes):
-        base[index + 1] += base[index]
-    heap_key = np.empty(jobs * copies, np.int64)
-    heap_job = np.empty(jobs * copies, np.int64)
-    waiting = np.zeros(classes, np.int64)
-    # Whether the first waiting job of a size may fit by now; an arrival concerns its size only.
-    may_fit = np.zeros(classes, np.bool_)
-
-    run_key = np.empty(jobs, np.int64)
-    run_job = np.empty(jobs, np.int64)
-    tail_key = np.empty(jobs, np.int64)
-    tail_job = np.empty(jobs, np.int64)
-    running = 0
-    is_running = np.zeros(jobs, np.bool_)
+    heap_key, heap_job = heap[0], heap[1]
+    run_key, run_job, tail_key, tail_job = columns[0], columns[1], columns[2], columns[3]
     # Remaining work while waiting; what was attained when the present stretch began.
-    remaining = np.empty(jobs, np.int64)
-    idle_since_ms = np.empty(jobs, np.int64)
-    attained = np.zeros(jobs, np.int64)
-    level = np.zeros(jobs, np.int64)
-    key = np.zeros(jobs, np.int64)
-
-    alarm_ms = np.empty(jobs, np.int64)
-    alarm_heap = np.empty(jobs, np.int64)
-    alarm_spot = np.empty(jobs, np.int64)
-    alarms = 0
-
-    free = total_gpus
-    arrived = 0
-    events = 0
+    remaining, idle_since_ms, attained = columns[4], columns[5], columns[6]
+    level, key, is_running = columns[7], columns[8], columns[9]
+    alarm_ms, alarm_heap, alarm_spot = columns[10], columns[11], columns[12]
+    running, alarms, free = state[_RUNNING], state[_ALARMS], state[_FREE]
+    arrived, events, segment_count = state[_ARRIVED], state[_EVENTS], state[_SEGMENTS]
 
     # Ranked by remaining time, the running jobs are in the order of their completions already.
     by_finish = key_kind == REMAINING
@@ -170,8 +146,12 @@ def run_preemptive(
         now = due
         if arrived < jobs and submit_ms[arrived] < now:
             now = submit_ms[arrived]
-        if now == NEVER:
-            break
+        # An instant takes GPUs from jobs that ran before it only, and from each once.
+        log_full = log_segments and segment_count + running > segments.shape[0]
+        if now == NEVER or log_full:
+            state[_RUNNING], state[_ALARMS], state[_FREE] = running, alarms, free
+            state[_ARRIVED], state[_EVENTS], state[_SEGMENTS] = arrived, events, segment_count
+            return not log_full
 
         if due == now:
             for index in range(classes):
@@ -192,15 +172,19 @@ def run_preemptive(
                 # A change of level, perhaps of a job that lost its GPUs within the clock's step.
                 while level[job] < levels - 1 and service > level_bound[level[job]]:
                     level[job] += 1
-                key[job] = level_key[level[job]]
+                key[job] = level_key[level[job]] * jobs + job
                 if is_running[job]:
                     insert(run_key, run_job, running, key[job], job)
                     running += 1
-                    when = finish_ms[job]
-                    if level[job] < levels - 1:
-                        bound = level_bound[level[job]]
-                        step = _level_alarm(now, service, gpus[job], bound, level_step_ms)
-                        when = min(when, step)
+                    when = _next_alarm(
+                        now,
+                        finish_ms[job],
+                        service,
+                        gpus[job],
+                        level[job],
+                        level_bound,
+                        level_step_ms,
+                    )
                 else:
                     index = gang_class[job]
                     push(heap_key, heap_job, base[index], waiting[index], key[job], job)
@@ -223,7 +207,8 @@ def run_preemptive(
             elif key_kind == REMAINING_GPU_TIME:
                 key[job] = remaining[job] * gpus[job]
             else:
-                key[job] = level_key[0]
+                # Jobs rank by level, then submission; all in one number is quickly compared.
+                key[job] = level_key[0] * jobs + job
             index = gang_class[job]
             push(heap_key, heap_job, base[index], waiting[index], key[job], job)
             waiting[index] += 1
@@ -303,6 +288,10 @@ def run_preemptive(
             place = 0
             begin = chosen_job
             evicted = 0
+            look = True
+            first = -1
+            first_key = np.int64(0)
+            first_job = np.int64(-1)
             while True:
                 if begin >= 0:
                     index = gang_class[begin]
@@ -318,37 +307,49 @@ def run_preemptive(
                     when = finish_ms[begin]
                     if key_kind == REMAINING:
                         key[begin] = finish_ms[begin]
-                    elif key_kind == LEVEL and level[begin] < levels - 1:
-                        bound = level_bound[level[begin]]
-                        when = min(
-                            when,
-                            _level_alarm(now, attained[begin], gpus[begin], bound, level_step_ms),
-                        )
+                    elif key_kind == LEVEL:
+                        when = _next_alarm(
+                            now, when, attained[begin], gpus[begin], level[begin], level_bound,
+                            level_step_ms,
+                        )  # fmt: skip
                     if not by_finish:
                         alarms = set_alarm(alarm_ms, alarm_heap, alarm_spot, alarms, begin, when)
                     insert(run_key, run_job, running, key[begin], begin)
                     running += 1
                     begin = -1
+                    look = True
                     if not refill:
                         break
-                # The next in rank among those that were running and the first waiting ones.
+                # The first waiting job stays the same until one leaves or the room is too small.
+                if look or (first >= 0 and class_gpus[first] > room):
+                    look = False
+                    first = -1
+                    for index in range(classes):
+                        if class_gpus[index] > room:
+                            break
+                        if waiting[index] == 0:
+                            continue
+                        job = _first_waiting(
+                            heap_key, heap_job, waiting, base, index, is_running, key
+                        )
+                        if job < 0:
+                            continue
+                        value = key[job] + shift
+                        if first < 0 or before(value, job, first_key, first_job):
+                            first = index
+                            first_key = value
+                            first_job = job
+                # The next in rank among those that were running and the first waiting one.
                 next_key = np.int64(0)
                 next_job = np.int64(-1)
                 if place < tail:
                     next_key = tail_key[place]
                     next_job = tail_job[place]
-                for index in range(classes):
-                    if class_gpus[index] > room:
-                        break
-                    if waiting[index] == 0:
-                        continue
-                    job = _first_waiting(heap_key, heap_job, waiting, base, index, is_running, key)
-                    if job < 0:
-                        continue
-                    value = key[job] + shift
-                    if next_job < 0 or before(value, job, next_key, next_job):
-                        next_key = value
-                        next_job = job
+                if first >= 0 and (
+                    next_job < 0 or before(first_key, first_job, next_key, next_job)
+                ):
+                    next_key = first_key
+                    next_job = first_job
                 if next_job < 0:
                     break
                 if not is_running[next_job]:
@@ -367,12 +368,6 @@ def run_preemptive(
             for place in range(evicted):
                 job = tail_job[place]
                 if log_segments:
-                    if segment_count == segments.shape[0]:
-                        grown = np.empty((2 * segment_count + 64, 3), np.int64)
-                        for row in range(segment_count):
-                            for column in range(3):
-                                grown[row, column] = segments[row, column]
-                        segments = grown
                     segments[segment_count, 0] = job
                     segments[segment_count, 1] = last_start_ms[job]
                     segments[segment_count, 2] = now
@@ -401,7 +396,104 @@ def run_preemptive(
                 for index in range(classes):
                     may_fit[index] = False
                 break
-    return events, segments, segment_count
+
+
+@njit(cache=True, nogil=True)
+def run_preemptive(
+    submit_ms: Any,
+    duration_ms: Any,
+    gpus: Any,
+    gang_class: Any,
+    class_gpus: Any,
+    total_gpus: Any,
+    key_kind: Any,
+    level_bound: Any,
+    level_key: Any,
+    level_step_ms: Any,
+    cost_ms: Any,
+    start_ms: Any,
+    last_start_ms: Any,
+    finish_ms: Any,
+    preemptions: Any,
+    waited_ms: Any,
+    segments: Any,
+    segment_count: Any,
+    log_segments: bool,
+) -> Any:
+    """Runs one pool to the end of its last job.
+
+    Args:
+        submit_ms: Submissions, (jobs,), ascending; equal ones in the order of job ids.
+        duration_ms: Run times, (jobs,).
+        gpus: Gang sizes, (jobs,).
+        gang_class: Index into `class_gpus` of each job.
+        class_gpus: The distinct gang sizes, ascending.
+        total_gpus: GPUs of the pool.
+        key_kind: REMAINING, REMAINING_GPU_TIME or LEVEL.
+        level_bound: Attained service at which a level ends (inclusive), GPU-ms, ascending,
+            (levels - 1,); used by LEVEL only.
+        level_key: Rank of each level, (levels,).
+        level_step_ms: Levels change at multiples of this on the clock.
+        cost_ms: Work added to a job by each preemption, (jobs,).
+        start_ms: Output: first start, (jobs,).
+        last_start_ms: Output: start of the stretch that ended in completion, (jobs,).
+        finish_ms: Output, (jobs,).
+        preemptions: Output, (jobs,), zeros on entry.
+        waited_ms: Output: time without GPUs before completion, (jobs,).
+        segments: Rows (job, start ms, end ms) of stretches that ended by preemption, (rows, 3).
+        segment_count: Rows in use; new ones are added behind them.
+        log_segments: Whether to add them.
+
+    Returns:
+        events, segments, segment_count: arrivals, completions and level changes handled; the rows,
+        in a larger array where they did not fit.
+    """
+    jobs = submit_ms.shape[0]
+    classes = class_gpus.shape[0]
+    # An entry of a waiting job goes stale where its level changes while it waits.
+    copies = level_key.shape[0] if key_kind == LEVEL else 1
+    base = np.zeros(classes + 1, np.int64)
+    for job in range(jobs):
+        base[gang_class[job] + 1] += copies
+        waited_ms[job] = 0
+    for index in range(classes):
+        base[index + 1] += base[index]
+    state = np.zeros(_STATE, np.int64)
+    state[_FREE] = total_gpus
+    state[_SEGMENTS] = segment_count
+    waiting = np.zeros(classes, np.int64)
+    may_fit = np.zeros(classes, np.bool_)
+    heap = np.empty((2, jobs * copies), np.int64)
+    columns = np.zeros((_COLUMNS, jobs), np.int64)
+    while not _advance(
+        submit_ms,
+        duration_ms,
+        gpus,
+        gang_class,
+        class_gpus,
+        key_kind,
+        level_bound,
+        level_key,
+        level_step_ms,
+        cost_ms,
+        start_ms,
+        last_start_ms,
+        finish_ms,
+        preemptions,
+        waited_ms,
+        segments,
+        log_segments,
+        state,
+        base,
+        waiting,
+        may_fit,
+        heap,
+        columns,
+    ):
+        grown = np.empty((2 * segments.shape[0] + jobs, 3), np.int64)
+        grown[: segments.shape[0]] = segments
+        segments = grown
+    return state[_EVENTS], segments, state[_SEGMENTS]
 
 
 @njit(cache=True, nogil=True)
