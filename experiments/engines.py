@@ -161,7 +161,7 @@ class _LocalEngine:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_work, args=(theirs,), daemon=True)
         # A spawned child reads these before it imports NumPy; setting them inside is too late.
-        with _environment(ONE_THREAD):
+        with environment(ONE_THREAD):
             process.start()
         theirs.close()
         worker = _Worker(process, ours)
@@ -249,7 +249,8 @@ def _with_absolute_paths(spec: RunSpec) -> RunSpec:
 
 
 @contextmanager
-def _environment(variables: dict[str, str]) -> Generator[None]:
+def environment(variables: dict[str, str]) -> Generator[None]:
+    """Sets environment variables for a while, for processes that begin in it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -60,7 +60,7 @@ class ReportFile(Document):
         return self.model_copy(update={"arguments": {**self.arguments, "seeds": seeds}})
 
 
-def make(name: str, report: ReportFile, folder: Path, *, command: str) -> str:
+def make(name: str, report: ReportFile, folder: Path, *, command: str, workers: int = 1) -> str:
     """Computes a report and writes ``table.csv``, ``table.md`` and ``manifest.json``.
 
     Args:
@@ -68,6 +68,7 @@ def make(name: str, report: ReportFile, folder: Path, *, command: str) -> str:
         report: Its definition.
         folder: Where to; made if missing.
         command: The command line that makes this table from nothing.
+        workers: Passed on to functions that have an argument of this name.
 
     Returns:
         The table as text.
@@ -75,8 +76,10 @@ def make(name: str, report: ReportFile, folder: Path, *, command: str) -> str:
     Raises:
         InvalidInput: There is no such function, or it refuses the arguments.
     """
+    function = report.function(source=name)
+    parallel = "workers" in inspect.signature(function).parameters
     try:
-        rows = report.function(source=name)(**report.arguments)
+        rows = function(**report.arguments, **({"workers": workers} if parallel else {}))
     except TypeError as error:
         raise InvalidInput(f"{name}: report {report.report}: {error}") from error
     columns = [field.name for field in fields(rows[0])]

@@ -71,7 +71,7 @@ def reproduce(
     if isinstance(table, ReportFile):
         if seeds is not None:
             table = table.with_seeds(seeds, source=name)
-        return reports.make(folder.name, table, folder, command=command)
+        return reports.make(folder.name, table, folder, command=command, workers=workers)
     runs = folder / "runs" if table.keeps_runs else results / "runs"
     specs = table.specs(runs, seeds=seeds)
     for spec in specs:

@@ -14,8 +14,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,11 @@ from numpy.typing import NDArray
 
 from dtgym.baselines.scheduling import COMPILED, METHODS
 from dtgym.envs.cluster_scheduling import generator, speeds
-from dtgym.experiments import statistics
+from dtgym.experiments import engines, statistics
 from dtgym.experiments.files import write_atomic
 from dtgym.simulator import cluster as engine
 from dtgym.simulator import hardware, job_generator, job_synthesis, traces
-from dtgym.simulator.errors import InvalidInput, one_of
+from dtgym.simulator.errors import InvalidInput, at_least, one_of
 from dtgym.simulator.job_speed import SpeedModel
 from dtgym.simulator.jobs import JobTable
 from dtgym.simulator.schedule_metrics import measure
@@ -80,7 +82,7 @@ class PolicyRow:
         policy: Name in `dtgym.baselines.scheduling`; ``(true durations)`` marks those that know
             them, all others see estimates with a log standard deviation of 0.5, or none. ``python``
             marks Methods on the engine's slow path, with the options that are not their defaults.
-        seeds: Number of instances: the first ones; python rows have fewer.
+        seeds: Number of instances: the first ones; most python rows have fewer.
         jct_mean_s: Mean completion minus submission.
         jct_low_s: Lower end of its 95 % bootstrap interval over seeds.
         jct_high_s: Upper end.
@@ -156,13 +158,14 @@ def schedulers(
     suites: Sequence[str] = (),
     loads: Sequence[float] = (0.5, 0.7, 0.9, 1.1),
     policies: Sequence[str] = (),
-    slow_policies: Sequence[str] = (),
+    slow_policies: Mapping[str, int] | None = None,
     seeds: int = 20,
-    slow_seeds: int = 2,
     slow_options: Mapping[str, Mapping[str, Any]] | None = None,
     jobs: int = 400,
     data: str = "",
     per_job_folder: str = "",
+    per_job_seeds: int = 2,
+    workers: int = 1,
 ) -> list[PolicyRow]:
     """Computes the table.
 
@@ -170,56 +173,94 @@ def schedulers(
         suites: Names of `SUITES`; empty is all of them.
         loads: Offered loads.
         policies: Names of `COMPILED`; empty is all of them.
-        slow_policies: Names of `METHODS` that run as Python on the engine's slow path.
+        slow_policies: Names of `METHODS` that run as Python on the engine's slow path, each with
+            the number of its instances: the first ones.
         seeds: Instances of each suite and load.
-        slow_seeds: Instances for slow policies: the first ones.
         slow_options: Options of slow policies, by name; they are told in the row.
         jobs: Jobs of an instance (g1 and g2 have their own).
         data: Folder with ``data/traces``.
-        per_job_folder: Where the per-job files go, one compressed CSV per suite with every policy
-            and load on the first `slow_seeds` instances; empty writes none.
+        per_job_folder: Where the per-job files go, one compressed CSV per suite and load with every
+            policy on the first `per_job_seeds` instances; empty writes none.
+        per_job_seeds: See there.
+        workers: Processes that share the suites and loads; wall times are those of a busy machine.
 
     Raises:
-        InvalidInput: An unknown suite or policy.
+        InvalidInput: An unknown suite or policy, fewer than one seed or worker.
     """
+    slow = dict(slow_policies or {})
+    options = {name: dict(chosen) for name, chosen in (slow_options or {}).items()}
     for name in suites:
         one_of("suites", name, tuple(SUITES))
     for name in policies:
         one_of("policies", name, tuple(COMPILED))
-    for name in slow_policies:
-        one_of("slow_policies", name, tuple(METHODS))
-    options = slow_options or {}
+    for name, count in slow.items():
+        at_least(f"slow_policies.{one_of('slow_policies', name, tuple(METHODS))}", count, 1)
     for name in options:
-        one_of("slow_options", name, tuple(slow_policies))
+        one_of("slow_options", name, tuple(slow))
+    for name, value in (("seeds", seeds), ("workers", workers), ("jobs", jobs)):
+        at_least(name, value, 1)
     folder = trace_folder(data)
-    rows: list[PolicyRow] = []
+    there = [suite for suite in suites or SUITES if suite not in NEED_DATA or folder is not None]
     for suite in suites or SUITES:
-        build = SUITES[suite]
-        if suite in NEED_DATA and folder is None:
+        if suite not in there:
             print(f"D0: suite {suite} left out: no data/traces folder", file=sys.stderr)
-            continue
-        per_job = ""
-        for load in loads:
-            cases = [build(folder, seed, load, jobs) for seed in range(seeds)]
-            shares = cases[0].jobs.gpu_stage_s is not None
-            names = [name for name in policies or COMPILED if shares or name not in NEED_STAGES]
-            found = {name: [_run(name, case) for case in cases] for name in names}
-            for name in slow_policies:
-                if shares or name not in NEED_STAGES:
-                    mine = options.get(name, {})
-                    found[_python_name(name, mine)] = [
-                        _run_method(name, mine, case) for case in cases[:slow_seeds]
-                    ]
-            rows.extend(_row(suite, load, name, found) for name in found)
-            if per_job_folder:
-                per_job += _jobs_text(load, found, slow_seeds, header=not per_job)
-        if per_job_folder:
-            # Without the time of day, so that the same table gives the same bytes.
-            packed = gzip.compress(per_job.encode(), mtime=0)
-            write_atomic(Path(per_job_folder) / f"{suite}.csv.gz", packed)
-    if not rows:
+    if not there:
         raise InvalidInput("D0: no suite is left; give data = the folder that holds data/traces")
-    return rows
+    cells = [
+        _Cell(suite, load, seeds, jobs, folder, tuple(policies or COMPILED), slow, options,
+              per_job_folder, per_job_seeds)
+        for suite in there
+        for load in loads
+    ]  # fmt: skip
+    if workers == 1:
+        return [row for cell in cells for row in _cell_rows(cell)]
+    with (
+        engines.environment(engines.ONE_THREAD),
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
+    ):
+        return [row for rows in pool.map(_cell_rows, cells) for row in rows]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One suite at one load; see `schedulers`."""
+
+    suite: str
+    load: float
+    seeds: int
+    jobs: int
+    folder: Path | None
+    policies: tuple[str, ...]
+    slow: Mapping[str, int]
+    options: Mapping[str, Mapping[str, Any]]
+    per_job_folder: str
+    per_job_seeds: int
+
+
+def _cell_rows(cell: _Cell) -> list[PolicyRow]:
+    begun_s = time.perf_counter()
+    build = SUITES[cell.suite]
+    cases = [build(cell.folder, seed, cell.load, cell.jobs) for seed in range(cell.seeds)]
+    shares = cases[0].jobs.gpu_stage_s is not None
+    found = {
+        name: [_run(name, case) for case in cases]
+        for name in cell.policies
+        if shares or name not in NEED_STAGES
+    }
+    for name, seeds in cell.slow.items():
+        if shares or name not in NEED_STAGES:
+            mine = cell.options.get(name, {})
+            found[_python_name(name, mine)] = [
+                _run_method(name, mine, case) for case in cases[:seeds]
+            ]
+    if cell.per_job_folder:
+        text = _jobs_text(cell.load, found, cell.per_job_seeds)
+        # Without the time of day, so that the same table gives the same bytes.
+        packed = gzip.compress(text.encode(), mtime=0)
+        write_atomic(Path(cell.per_job_folder) / f"{cell.suite}_{cell.load:g}.csv.gz", packed)
+    spent_s = time.perf_counter() - begun_s
+    print(f"D0: {cell.suite} at load {cell.load:g}: {spent_s:.0f} s", file=sys.stderr)
+    return [_row(cell.suite, cell.load, name, found) for name in found]
 
 
 def trace_folder(data: str = "") -> Path | None:
@@ -298,17 +339,13 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(there)) if there else float("nan")
 
 
-def _jobs_text(
-    load: float, found: Mapping[str, Sequence[_Result]], seeds: int, *, header: bool
-) -> str:
+def _jobs_text(load: float, found: Mapping[str, Sequence[_Result]], seeds: int) -> str:
     """Jobs of the first instances as CSV: load, policy, seed, then `ScheduleMetrics.per_job`."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("load", "policy", "seed", *next(iter(found.values()))[0].per_job))
     for name, results in found.items():
         for seed, result in enumerate(results[:seeds]):
-            if header:
-                writer.writerow(("load", "policy", "seed", *result.per_job))
-                header = False
             columns = [column.tolist() for column in result.per_job.values()]
             writer.writerows((load, name, seed, *row) for row in zip(*columns, strict=True))
     return out.getvalue()

@@ -1,7 +1,8 @@
 """Gavel: policies as linear programs over shares of time on each GPU type, run in rounds.
 
-The program says which share of its time each job should spend on each GPU type; every round the
-jobs furthest behind their shares run. Jobs that go on running on the same type keep their nodes.
+The program says which share of its time each job should spend on each GPU type; it is solved anew
+when a job comes or ends. Every round the jobs furthest behind their shares run. Jobs that go on
+running on the same type keep their nodes.
 
 Source:
     Narayanan et al., Heterogeneity-aware cluster scheduling policies for deep learning workloads,
@@ -28,6 +29,9 @@ def solve_max_min(
 ) -> NDArray[np.float64]:
     """Time shares that maximise the least of `sum_k speed[j, k] share[j, k]`.
 
+    On one GPU type no program is needed: all are filled alike until they are full or the GPUs are
+    used up, which also leaves nothing to those who could have more.
+
     Args:
         speed: What a full share is worth to each job on each type, (jobs, kinds); 0 forbids.
         gang: GPUs of each job, (jobs,).
@@ -45,6 +49,8 @@ def solve_max_min(
     from scipy.sparse import coo_array
 
     jobs, kinds = speed.shape
+    if kinds == 1:
+        return _fill_alike(speed[:, 0], gang, float(capacity[0]))[:, None]
     pairs = np.arange(jobs * kinds)
     job, kind = pairs // kinds, pairs % kinds
     # Rows: sum of shares of a job <= 1, GPUs of a type, and t <= worth of a job.
@@ -65,6 +71,25 @@ def solve_max_min(
     if found.x is None:
         raise AssertionError(f"the program has the solution 0, yet HiGHS says: {found.message}")
     return np.clip(found.x[:-1].reshape(jobs, kinds), 0.0, 1.0)
+
+
+def _fill_alike(
+    speed: NDArray[np.float64], gang: NDArray[np.int64], capacity: float
+) -> NDArray[np.float64]:
+    """Shares min(1, level / speed) with the highest level that the GPUs allow, (jobs,)."""
+    if not (speed > 0).all():
+        return np.zeros(len(speed))
+    order = np.argsort(speed, kind="stable")
+    rate = gang[order] / speed[order]
+    # GPUs in use at the level at which each job is full: the full ones, and the rest in proportion.
+    full = np.cumsum(gang[order])
+    rest = np.append(np.cumsum(rate[::-1])[::-1][1:], 0.0)
+    over = np.flatnonzero(full + speed[order] * rest > capacity * (1 + 1e-12))
+    if not len(over):
+        return np.ones(len(speed))
+    first = over[0]
+    level = (capacity - (full[first] - gang[order][first])) / (rest[first] + rate[first])
+    return np.minimum(level / speed, 1.0)
 
 
 def solve_finish_time(
@@ -89,7 +114,6 @@ def solve_finish_time(
         alone_s: Finish time with a 1/n share of the cluster, (jobs,).
     """
     low, high = float((age_s / alone_s).max()) + 1e-6, 1.0
-    best = solve_max_min(speed, gang, capacity)
 
     def worth(rho: float) -> NDArray[np.float64]:
         return left_s / np.maximum(rho * alone_s - age_s, 1e-9)
@@ -101,12 +125,14 @@ def solve_finish_time(
         return shares if (got >= asked * (1 - 1e-6)).all() else None
 
     high = max(high, 2 * low)
+    best = shares_for(high)
     for _ in range(40):
-        found = shares_for(high)
-        if found is not None:
-            best = found
+        if best is not None:
             break
         high *= 2
+        best = shares_for(high)
+    if best is None:
+        return solve_max_min(speed, gang, capacity)
     for _ in range(20):
         middle = (low + high) / 2
         found = shares_for(middle)
@@ -170,8 +196,8 @@ class Gavel(RankingMethod):
             spent = self._received.setdefault(job, np.zeros(kinds))
             spent[self._on.get(job, 0)] += min(float(elapsed_s), now_s - self._last_s)
         self._last_s = now_s
-        shares = self.shares(state, active)
-        self._shares = dict(zip(active, shares, strict=True))
+        if active != list(self._shares):
+            self._shares = dict(zip(active, self.shares(state, active), strict=True))
         self._next_s = state.after(self.round_s)
         return self._fill(state, set(), self._next_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_every_compiled_policy_has_a_row_and_fifo_is_the_engines(tmp_path):
         assert case.jobs.against(case.cluster.gpus).offered_load == pytest.approx(0.9)
     assert fifo.jct_mean_s == pytest.approx(np.mean(means))
     assert fifo.jct_low_s <= fifo.jct_mean_s <= fifo.jct_high_s
-    with gzip.open(tmp_path / "generated.csv.gz", "rt", newline="") as file:
+    with gzip.open(tmp_path / "generated_0.9.csv.gz", "rt", newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(rows) * 2 * 60
     jct_s = [float(line["jct_s"]) for line in lines if line["policy"] == "fifo"]
@@ -42,9 +42,10 @@ def test_multi_resource_rows_and_python_policies():
     rows = schedulers(
         suites=["multi_resource"],
         policies=["fifo-skip", "muri-like"],
-        slow_policies=["fifo-skip"],
-        slow_seeds=1,
-        **SMALL,
+        slow_policies={"fifo-skip": 1},
+        loads=[1.1],
+        seeds=2,
+        jobs=200,
     )
     assert [row.policy for row in rows] == ["fifo-skip", "muri-like", "fifo-skip (python)"]
     assert all(0 < row.effective_cpu_busy < 1 for row in rows)
@@ -69,15 +70,15 @@ def test_sharing_policies_differ_where_only_gpus_are_limited():
 def test_python_rows_tell_their_options_and_pay_for_preemption():
     options = {"pollux-like": {"population": 6, "generations": 2, "interval_s": 600}}
     rows = schedulers(
-        suites=["generated"], policies=["fifo"], slow_policies=["pollux-like", "lucid-like"],
-        slow_options=options, slow_seeds=1, loads=[0.9], seeds=2, jobs=30,
+        suites=["generated"], policies=["fifo"], slow_policies={"pollux-like": 1, "lucid-like": 1},
+        slow_options=options, loads=[0.9], seeds=2, jobs=30,
     )  # fmt: skip
     assert [(row.policy, row.seeds) for row in rows] == [
         ("fifo", 2),
         ("pollux-like (python, population 6, generations 2, interval_s 600)", 1),
     ]
     with pytest.raises(InvalidInput, match="slow_options must be one of sjf"):
-        schedulers(slow_policies=["sjf"], slow_options=options)
+        schedulers(slow_policies={"sjf": 1}, slow_options=options)
 
 
 def test_estimates_differ_from_the_truth_by_the_stated_error():
@@ -95,6 +96,16 @@ def test_refuses_unknown_names_and_an_empty_table(tmp_path, monkeypatch):
         schedulers(policies=["magic"])
     with pytest.raises(InvalidInput, match="no suite is left"):
         schedulers(suites=["g1"], data=str(tmp_path), **SMALL)
+
+
+def test_workers_change_nothing_but_wall_times(tmp_path):
+    options = {"suites": ["generated", "heterogeneous"], "policies": ["fifo", "srtf"], **SMALL}
+    alone = schedulers(per_job_folder=str(tmp_path / "alone"), **options)
+    shared = schedulers(per_job_folder=str(tmp_path / "shared"), workers=2, **options)
+    for one, other in zip(alone, shared, strict=True):
+        assert repr(replace(one, simulation_ms=0)) == repr(replace(other, simulation_ms=0))
+    for file in (tmp_path / "alone").iterdir():
+        assert file.read_bytes() == (tmp_path / "shared" / file.name).read_bytes()
 
 
 def test_every_column_is_defined():

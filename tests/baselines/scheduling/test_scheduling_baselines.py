@@ -383,6 +383,22 @@ def test_the_max_min_program_is_feasible_and_no_random_share_beats_it(speed, dat
         assert (speed * other).sum(axis=1).min() <= best + 1e-9
 
 
+@settings(max_examples=60)
+@given(data=st.data(), jobs=st.integers(1, 8), gpus=st.integers(1, 12))
+def test_one_type_of_gpu_is_filled_as_the_program_fills_it(data, jobs, gpus):
+    speed = np.array(data.draw(sized(st.floats(0.01, 50), jobs)))
+    gang = np.array(data.draw(sized(st.sampled_from([1, 2, 4]), jobs)))
+    shares = solve_max_min(speed[:, None], gang, np.array([float(gpus)]))[:, 0]
+    # A second type without any GPU takes the way through the program.
+    program = solve_max_min(
+        np.column_stack((speed, np.zeros(jobs))), gang, np.array([float(gpus), 0.0])
+    )
+    assert np.isclose((speed * shares).min(), (speed * program[:, 0]).min(), rtol=1e-6)
+    used = (shares * gang).sum()
+    assert used <= gpus * (1 + 1e-9)
+    assert np.allclose(shares, 1) or np.isclose(used, gpus)
+
+
 def test_finish_time_fairness_by_hand():
     """Two equal jobs on one GPU, each with half a cluster as its fair share: rho = 1."""
     one = np.ones((2, 1))
