@@ -13,7 +13,9 @@ from dtgym.envs import sb3
 from dtgym.simulator.errors import InvalidInput
 
 
-def training_env(suite: Any, num_envs: int, *, seed: int) -> ConcatenatedVecEnv:
+def training_env(
+    suite: Any, num_envs: int, *, seed: int, reward_scale: float = 1.0
+) -> ConcatenatedVecEnv:
     """The training instances of a suite as one batch, shared out evenly.
 
     Args:
@@ -21,6 +23,7 @@ def training_env(suite: Any, num_envs: int, *, seed: int) -> ConcatenatedVecEnv:
         num_envs: Environments in all.
         seed: Selects a seed of every instance's preparation range, from which its environments
             get their child seeds.
+        reward_scale: Factor on the rewards; logged returns are without it.
 
     Raises:
         InvalidInput: Fewer environments than instances, or instances of different spaces.
@@ -40,15 +43,16 @@ def training_env(suite: Any, num_envs: int, *, seed: int) -> ConcatenatedVecEnv:
                 **instance.env_kwargs,
             )
             for instance, share in zip(suite.train, shares, strict=True)
-        ]
+        ],
+        reward_scale,
     )
 
 
 class ConcatenatedVecEnv(VecEnv):
     """Stacks the batches of several VecEnvs with equal spaces, in order."""
 
-    def __init__(self, parts: Sequence[VecEnv]) -> None:
-        """Stacks `parts`.
+    def __init__(self, parts: Sequence[VecEnv], reward_scale: float = 1.0) -> None:
+        """Stacks `parts` and multiplies their rewards by `reward_scale`.
 
         Raises:
             InvalidInput: Their observation or action spaces differ.
@@ -61,6 +65,7 @@ class ConcatenatedVecEnv(VecEnv):
             ):
                 raise InvalidInput("training instances must have equal observation, action spaces")
         self.parts = list(parts)
+        self.reward_scale = np.float32(reward_scale)
         self._ends = np.cumsum([part.num_envs for part in parts])
         super().__init__(int(self._ends[-1]), first.observation_space, first.action_space)
 
@@ -82,7 +87,7 @@ class ConcatenatedVecEnv(VecEnv):
         )
         return (
             _stacked(observations),
-            np.concatenate(rewards),
+            np.concatenate(rewards) * self.reward_scale,
             np.concatenate(dones),
             [info for part in infos for info in part],
         )

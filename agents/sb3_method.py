@@ -22,6 +22,7 @@ from torch import nn
 
 from dtgym.agents import POLICY, checkpoints, settings
 from dtgym.agents.concatenated import training_env
+from dtgym.agents.slot_policy import SlotPolicy
 from dtgym.baselines.method import BaseMethod, Budget, View
 from dtgym.simulator.errors import InvalidInput
 
@@ -162,7 +163,7 @@ class SB3Method(BaseMethod):
     def _new_model(self, suite: Any, seed: int) -> BaseAlgorithm:
         chosen = self.settings
         set_random_seed(seed)
-        env = training_env(suite, chosen.num_envs, seed=seed)
+        env = training_env(suite, chosen.num_envs, seed=seed, reward_scale=chosen.reward_scale)
         arguments = dict(chosen.algorithm)
         if chosen.num_minibatches is not None:
             rollout = chosen.num_envs * int(arguments["n_steps"])
@@ -176,8 +177,11 @@ class SB3Method(BaseMethod):
         if chosen.learning_rate_decay == "linear":
             rate = LinearSchedule(chosen.learning_rate, 0.0, 1.0)
         is_dict = isinstance(env.observation_space, spaces.Dict)
+        policy: Any = "MultiInputPolicy" if is_dict else "MlpPolicy"
+        if chosen.network_kind == "slots":
+            policy = SlotPolicy
         model = self._class(
-            policy="MultiInputPolicy" if is_dict else "MlpPolicy",
+            policy=policy,
             env=env,
             learning_rate=rate,
             policy_kwargs={
@@ -208,6 +212,10 @@ class SB3Method(BaseMethod):
         known -= {"self", "policy", "env", "learning_rate", "batch_size"} - (
             {"batch_size"} if self._class is DQN else set()
         )
+        if self.settings.network_kind == "slots" and self._class is not MaskablePPO:
+            raise InvalidInput(
+                f"hyperparameters/{self.name}.yaml: network_kind slots is for maskable_ppo only"
+            )
         for name in self.settings.algorithm:
             if name not in known:
                 raise InvalidInput(

@@ -27,7 +27,11 @@ class Settings(Document):
         learning_rate: Learning rate at the start.
         learning_rate_decay: ``linear`` goes down to zero at the end of training.
         network: Widths of the hidden layers, of policy and value function alike.
+        network_kind: ``mlp``: layers over all observations; ``slots``: one network judges every
+            slot of a queue, see `dtgym.agents.slot_policy` (maskable_ppo; the first width counts).
         activation: Activation function of the hidden layers.
+        reward_scale: Rewards are multiplied by it while learning, so that values are of the order
+            of 1; returns are logged without it.
         num_minibatches: Mini-batches an epoch (PPO); None for algorithms without them.
         logs: Times that figures are logged during training, evenly spaced.
         validations: Times that the validation episodes are played during training.
@@ -39,7 +43,9 @@ class Settings(Document):
     learning_rate: Annotated[float, Field(gt=0)]
     learning_rate_decay: Literal["none", "linear"] = "none"
     network: Annotated[list[Positive], Field(min_length=1)]
+    network_kind: Literal["mlp", "slots"] = "mlp"
     activation: Literal["tanh", "relu"] = "tanh"
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
     num_minibatches: Positive | None = None
     logs: Positive = 100
     validations: Count = 10

@@ -48,6 +48,7 @@ DEFINITIONS: dict[str, str] = {
     "n = mean number of jobs in the system during the job's life",
     "rho_max": "the largest",
     "jain": "Jain's index over 1 / rho: 1 is equal treatment",
+    "slo_miss_rate": "share of jobs whose JCT is above the given multiple of their duration",
     "preemptions": "preemptions of all jobs together",
     "gpu_hours_lost": "GPU-hours held beyond duration x GPUs (restart work, or running slower)",
     "fragmentation": "share of the free GPUs that no waiting job can use, averaged over the time "
@@ -110,6 +111,7 @@ def measure(
     *,
     node_gpus: NDArray[np.int64] | None = None,
     horizon_s: float | None = None,
+    slo_factor: float = 2.0,
     idle_power_w: float = 60.0,
     active_power_w: float = 300.0,
 ) -> ScheduleMetrics:
@@ -121,11 +123,14 @@ def measure(
         node_gpus: GPUs of each node, for fragmentation and response where the placement knew
             nodes; None counts GPUs as one pool.
         horizon_s: End of the ``horizon`` window on the table's clock; None leaves it NaN.
+        slo_factor: A job misses its objective if its JCT is above this many times its duration
+            [an input, assumed].
         idle_power_w: Of one GPU [an input, assumed].
         active_power_w: Of one fully busy GPU [an input, assumed].
 
     Raises:
-        InvalidInput: Another table than the outcome's, or powers in the wrong order.
+        InvalidInput: Another table than the outcome's, a factor below 1, or powers in the wrong
+            order.
 
     Examples:
         >>> from dtgym.simulator import cluster
@@ -136,6 +141,7 @@ def measure(
     """
     if len(jobs) != len(outcome.submit_s) or not np.array_equal(jobs.job_id, outcome.job_id):
         raise InvalidInput(f"{jobs.source}: is not the table of this outcome")
+    at_least("slo_factor", slo_factor, 1)
     at_least("idle_power_w", idle_power_w, 0, "W")
     above("active_power_w", active_power_w, idle_power_w, "W")
     ran = ~np.isnan(outcome.finish_s)
@@ -163,6 +169,7 @@ def measure(
         "rho_mean": float(rho[ran].mean()),
         "rho_max": float(rho[ran].max()),
         "jain": float(attained.sum() ** 2 / (len(attained) * (attained**2).sum())),
+        "slo_miss_rate": float((jct_s > slo_factor * jobs.duration_s)[ran].mean()),
         "preemptions": float(outcome.preemptions.sum()),
         "gpu_hours_lost": _lost_gpu_s(outcome, jobs, ran) / 3600,
         "fragmentation": fragmentation,

@@ -151,6 +151,9 @@ def test_fairness_by_hand():
     assert found.per_job["rho"].tolist() == pytest.approx([10 / 20, 20 / 15])
     share = np.array([2.0, 0.75])
     assert found.summary["jain"] == pytest.approx(share.sum() ** 2 / (2 * (share**2).sum()))
+    # JCTs of 10 and 20 s: the second just meets twice its duration.
+    assert found.summary["slo_miss_rate"] == 0
+    assert measure(outcome, jobs, slo_factor=1.5).summary["slo_miss_rate"] == 0.5
 
 
 def test_horizon_energy_and_lost_gpu_hours():
