@@ -1,9 +1,9 @@
 """A policy for choosing among slots: every slot is judged by the same small network.
 
 A flat network has to learn for each place in the queue anew what a short job looks like. Here one
-network scores every slot from its own features and a summary of the cluster, as schedulers learnt by
-reinforcement have done since Decima (Mao et al., SIGCOMM 2019). Actions that are no slots (let time
-pass, placements, levels) come from the summary and the features of the chosen slot.
+network scores every slot from its features and a summary of the cluster, as schedulers learnt by
+reinforcement have done since Decima (Mao et al., SIGCOMM 2019). Actions that are no slots (let
+time pass, placements, levels) come from the summary and the features of the chosen slot.
 """
 
 from __future__ import annotations
@@ -176,6 +176,5 @@ class SlotPolicy(MaskableActorCriticPolicy):
         # But an agent that idles at random from the start sees little else than queues.
         with torch.no_grad():
             network.others[-1].bias[0] = IDLING
-        self.optimizer = self.optimizer_class(
-            self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs
-        )
+        make: Any = self.optimizer_class
+        self.optimizer = make(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
