@@ -148,6 +148,8 @@ def test_ctrl_c_ends_the_sweep_and_keeps_finished_runs(tmp_path: Path, support: 
         "    engines.carry_out([spec('Repeat', runs),\n"
         "                       spec('Constant', runs, options={'sleep_s': 30.0})])\n"
         "if __name__ == '__main__':\n"
+        # A shell starts its background jobs with Ctrl-C ignored, which children inherit.
+        "    import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "    from dataclasses import make_dataclass\n"
         "    cli.run(make_dataclass('Arguments', []), main, [])\n"
     )
