@@ -7,6 +7,7 @@ choice of a waiting job, the rest being options. `SchedulingMethod` maps both on
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ WHOLE = LEVELS.index(1.0)
 
 
 @dataclass
-class SchedulingMethod(BaseMethod):
+class SchedulingMethod(BaseMethod, ABC):
     """A scheduler that never preempts: it ranks the waiting jobs.
 
     Attributes:
@@ -41,9 +42,9 @@ class SchedulingMethod(BaseMethod):
         super().reset(view)
         self.table = getattr(view, "instance", None)
 
+    @abstractmethod
     def order(self, state: Any) -> NDArray[np.int64]:
         """Positions in `state.waiting` of the jobs to start, most urgent first."""
-        raise NotImplementedError
 
     def act(self, view: View) -> int:
         """The next legal choice."""

@@ -24,6 +24,7 @@ from dtgym.baselines.scheduling.dsfro_plans import (
     place,
     shares,
 )
+from dtgym.baselines.scheduling.evolution import nsga2
 from dtgym.simulator.cluster_resources import PER_UNIT
 from dtgym.simulator.errors import InvalidInput, at_least, one_of
 from dtgym.simulator.scheduling import Decision, Start
@@ -230,12 +231,10 @@ class DsfroStyle(RankingMethod):
         Returns:
             Repaired genomes of the front, (points, J, GENES), and their objectives, (points, 3).
         """
-        from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.core.crossover import Crossover
         from pymoo.core.mutation import Mutation
         from pymoo.core.problem import Problem
         from pymoo.core.repair import Repair
-        from pymoo.optimize import minimize
 
         self._decisions += 1
         random = np.random.Generator(np.random.PCG64([self.seed, self._decisions]))
@@ -301,22 +300,14 @@ class DsfroStyle(RankingMethod):
                     start[2 : 2 + len(kept), row] = kept[: len(start) - 2]
         start = np.clip(start, low, high)
         place(jobs, start)
-        sampling: Any = start.reshape(len(start), -1)
-        crossover: Any = SwapRows()
-        mutation: Any = Rows()
-        found: Any = minimize(
+        found = nsga2(
             Plans(),
-            NSGA2(
-                pop_size=self.population,
-                sampling=sampling,
-                crossover=crossover,
-                mutation=mutation,
-                repair=Legal(),
-                eliminate_duplicates=False,
-            ),
-            ("n_gen", self.generations),
+            start.reshape(len(start), -1),
+            crossover=SwapRows(),
+            mutation=Rows(),
+            repair=Legal(),
+            generations=self.generations,
             seed=self.seed,
-            verbose=False,
         )
         self.evaluations += self.population * self.generations
         self._last = (numbers.copy(), whole(found.pop.get("X")))

@@ -8,6 +8,7 @@ waiting jobs only.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,9 +88,9 @@ class Preemptive(RankingMethod):
     in and finds no room waits.
     """
 
+    @abstractmethod
     def keys(self, state: Any, jobs: NDArray[np.int64]) -> NDArray[np.float64]:
         """Urgency of jobs, the smallest first, (jobs,)."""
-        raise NotImplementedError
 
     def order(self, state: Any) -> NDArray[np.int64]:
         """The waiting jobs by urgency; ties by submission."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dtgym.baselines.method import View
 from dtgym.baselines.scheduling.base import RankingMethod
+from dtgym.baselines.scheduling.evolution import nsga2
 from dtgym.simulator.scheduling import Decision, Draft
 
 
@@ -139,12 +140,10 @@ class PolluxLike(RankingMethod):
         self, state: Any, jobs: NDArray[np.int64], now: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The allocation of the best compromise found, (jobs, nodes)."""
-        from pymoo.algorithms.moo.nsga2 import NSGA2
         from pymoo.core.crossover import Crossover
         from pymoo.core.mutation import Mutation
         from pymoo.core.problem import Problem
         from pymoo.core.repair import Repair
-        from pymoo.optimize import minimize
 
         table, rows = state.table, state.rows[jobs]
         machine = state.resources.machine
@@ -223,21 +222,14 @@ class PolluxLike(RankingMethod):
         start = np.zeros((self.population, *shape), dtype=np.int64)
         start[:] = now
         start[1:] += random.integers(0, room + 1, size=(self.population - 1, *shape))
-        crossover: Any = JobCut()
-        mutation: Any = Rows()
-        found: Any = minimize(
+        found = nsga2(
             Allocation(),
-            NSGA2(
-                pop_size=self.population,
-                sampling=legal(start),
-                crossover=crossover,
-                mutation=mutation,
-                repair=Legal(),
-                eliminate_duplicates=False,
-            ),
-            ("n_gen", self.generations),
+            legal(start),
+            crossover=JobCut(),
+            mutation=Rows(),
+            repair=Legal(),
+            generations=self.generations,
             seed=self.seed,
-            verbose=False,
         )
         self.evaluations += self.population * self.generations
         front, values = np.atleast_2d(found.X), np.atleast_2d(found.F)

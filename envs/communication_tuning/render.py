@@ -67,7 +67,7 @@ def picture(dynamics: TuningDynamics, index: int) -> NDArray[np.uint8]:
     figure = Figure((_WIDTH_INCHES, _HEIGHT_INCHES), dpi=_DOTS_PER_INCH)
     canvas = FigureCanvasAgg(figure)
     # Fixed margins: matplotlib's automatic layouts take longer than the drawing.
-    margins = {"left": 0.1, "right": 0.98, "top": 0.94, "bottom": 0.08, "hspace": 0.3}
+    margins = {"left": 0.13, "right": 0.98, "top": 0.94, "bottom": 0.08, "hspace": 0.3}
     times, sizes, pieces = figure.subplots(3, 1, gridspec_kw=margins)
     figure.suptitle(text(dynamics, index).splitlines()[0])
     past = dynamics.history[index, : dynamics.time[index] + 1]

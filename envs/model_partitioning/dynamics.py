@@ -7,6 +7,7 @@ masks and prices, and show the same observation. The evaluator prices all plans 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import gymnasium as gym
@@ -89,9 +90,9 @@ class PartitionDynamics(Dynamics):
             return np.full(len(episode_keys), self.parameters.instance)
         return (seeding.uniform(episode_keys, 0) * len(self.pool)).astype(np.int64)
 
+    @abstractmethod
     def _masks(self, which: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Legal actions of the environments `which`, (k, actions)."""
-        raise NotImplementedError
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions; of an episode that is over, all."""

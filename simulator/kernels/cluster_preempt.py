@@ -111,7 +111,7 @@ def _advance(
 ) -> bool:
     """Runs a pool until its last job is done or the log of segments may be too small.
 
-    Args not described at `run_preemptive`:
+    Args not described at `run_preemptive_batch`, of which it gets one case:
         state: Counters, kept between calls, (_STATE,).
         base: First entry of each gang size in `heap`.
         waiting: Entries of each gang size.
@@ -242,7 +242,6 @@ def _advance(
             chosen = -1
             chosen_key = np.int64(0)
             chosen_job = np.int64(-1)
-            chosen_after = 0
             for index in range(classes):
                 if waiting[index] == 0 or not may_fit[index]:
                     continue
@@ -399,104 +398,6 @@ def _advance(
 
 
 @njit(cache=True, nogil=True)
-def run_preemptive(
-    submit_ms: Any,
-    duration_ms: Any,
-    gpus: Any,
-    gang_class: Any,
-    class_gpus: Any,
-    total_gpus: Any,
-    key_kind: Any,
-    level_bound: Any,
-    level_key: Any,
-    level_step_ms: Any,
-    cost_ms: Any,
-    start_ms: Any,
-    last_start_ms: Any,
-    finish_ms: Any,
-    preemptions: Any,
-    waited_ms: Any,
-    segments: Any,
-    segment_count: Any,
-    log_segments: bool,
-) -> Any:
-    """Runs one pool to the end of its last job.
-
-    Args:
-        submit_ms: Submissions, (jobs,), ascending; equal ones in the order of job ids.
-        duration_ms: Run times, (jobs,).
-        gpus: Gang sizes, (jobs,).
-        gang_class: Index into `class_gpus` of each job.
-        class_gpus: The distinct gang sizes, ascending.
-        total_gpus: GPUs of the pool.
-        key_kind: REMAINING, REMAINING_GPU_TIME or LEVEL.
-        level_bound: Attained service at which a level ends (inclusive), GPU-ms, ascending,
-            (levels - 1,); used by LEVEL only.
-        level_key: Rank of each level, (levels,).
-        level_step_ms: Levels change at multiples of this on the clock.
-        cost_ms: Work added to a job by each preemption, (jobs,).
-        start_ms: Output: first start, (jobs,).
-        last_start_ms: Output: start of the stretch that ended in completion, (jobs,).
-        finish_ms: Output, (jobs,).
-        preemptions: Output, (jobs,), zeros on entry.
-        waited_ms: Output: time without GPUs before completion, (jobs,).
-        segments: Rows (job, start ms, end ms) of stretches that ended by preemption, (rows, 3).
-        segment_count: Rows in use; new ones are added behind them.
-        log_segments: Whether to add them.
-
-    Returns:
-        events, segments, segment_count: arrivals, completions and level changes handled; the rows,
-        in a larger array where they did not fit.
-    """
-    jobs = submit_ms.shape[0]
-    classes = class_gpus.shape[0]
-    # An entry of a waiting job goes stale where its level changes while it waits.
-    copies = level_key.shape[0] if key_kind == LEVEL else 1
-    base = np.zeros(classes + 1, np.int64)
-    for job in range(jobs):
-        base[gang_class[job] + 1] += copies
-        waited_ms[job] = 0
-    for index in range(classes):
-        base[index + 1] += base[index]
-    state = np.zeros(_STATE, np.int64)
-    state[_FREE] = total_gpus
-    state[_SEGMENTS] = segment_count
-    waiting = np.zeros(classes, np.int64)
-    may_fit = np.zeros(classes, np.bool_)
-    heap = np.empty((2, jobs * copies), np.int64)
-    columns = np.zeros((_COLUMNS, jobs), np.int64)
-    while not _advance(
-        submit_ms,
-        duration_ms,
-        gpus,
-        gang_class,
-        class_gpus,
-        key_kind,
-        level_bound,
-        level_key,
-        level_step_ms,
-        cost_ms,
-        start_ms,
-        last_start_ms,
-        finish_ms,
-        preemptions,
-        waited_ms,
-        segments,
-        log_segments,
-        state,
-        base,
-        waiting,
-        may_fit,
-        heap,
-        columns,
-    ):
-        grown = np.empty((2 * segments.shape[0] + jobs, 3), np.int64)
-        grown[: segments.shape[0]] = segments
-        segments = grown
-    return state[_EVENTS], segments, state[_SEGMENTS]
-
-
-@njit(cache=True, nogil=True)
 def run_preemptive_batch(
     case_base: Any,
     submit_ms: Any,
@@ -519,25 +420,60 @@ def run_preemptive_batch(
     events: Any,
     log_segments: bool,
 ) -> Any:
-    """Runs many pools one after the other; case k owns rows case_base[k] : case_base[k + 1].
+    """Runs many pools one after the other, each to the end of its last job.
 
-    Args and the meaning of rows: see `run_preemptive`.
+    Args:
+        case_base: Case k owns rows case_base[k] : case_base[k + 1] of what is per job.
+        submit_ms: Submissions, (jobs,), ascending in a case; equal ones in the order of job ids.
+        duration_ms: Run times, (jobs,).
+        gpus: Gang sizes, (jobs,).
+        gang_class: Index into its case's part of `class_gpus` of each job.
+        class_base: Case k owns rows class_base[k] : class_base[k + 1] of `class_gpus`.
+        class_gpus: The distinct gang sizes of each case, ascending.
+        total_gpus: GPUs of each pool, (cases,).
+        key_kind: REMAINING, REMAINING_GPU_TIME or LEVEL.
+        level_bound: Attained service at which a level ends (inclusive), GPU-ms, ascending,
+            (levels - 1,); used by LEVEL only.
+        level_key: Rank of each level, (levels,).
+        level_step_ms: Levels change at multiples of this on the clock.
+        cost_ms: Work added to a job by each preemption, (jobs,).
+        start_ms: Output: first start, (jobs,).
+        last_start_ms: Output: start of the stretch that ended in completion, (jobs,).
+        finish_ms: Output, (jobs,).
+        preemptions: Output, (jobs,), zeros on entry.
+        waited_ms: Output: time without GPUs before completion, (jobs,), zeros on entry.
+        events: Output: arrivals, completions and level changes handled, (cases,).
+        log_segments: Whether to log stretches that ended by preemption.
 
     Returns:
-        segments, segment_base: stretches that ended by preemption; case k owns the rows
-        segment_base[k] : segment_base[k + 1].
+        segments, segment_base: rows (job, start ms, end ms) of these stretches; case k owns the
+        rows segment_base[k] : segment_base[k + 1].
     """
     segments = np.empty((64 if log_segments else 0, 3), np.int64)
     segment_base = np.zeros(events.shape[0] + 1, np.int64)
+    # An entry of a waiting job goes stale where its level changes while it waits.
+    copies = level_key.shape[0] if key_kind == LEVEL else 1
     for case in range(events.shape[0]):
         low, high = case_base[case], case_base[case + 1]
-        events[case], segments, segment_base[case + 1] = run_preemptive(
+        jobs = high - low
+        sizes = class_gpus[class_base[case] : class_base[case + 1]]
+        base = np.zeros(sizes.shape[0] + 1, np.int64)
+        for job in range(low, high):
+            base[gang_class[job] + 1] += copies
+        base = np.cumsum(base)
+        state = np.zeros(_STATE, np.int64)
+        state[_FREE] = total_gpus[case]
+        state[_SEGMENTS] = segment_base[case]
+        waiting = np.zeros(sizes.shape[0], np.int64)
+        may_fit = np.zeros(sizes.shape[0], np.bool_)
+        heap = np.empty((2, jobs * copies), np.int64)
+        columns = np.zeros((_COLUMNS, jobs), np.int64)
+        while not _advance(
             submit_ms[low:high],
             duration_ms[low:high],
             gpus[low:high],
             gang_class[low:high],
-            class_gpus[class_base[case] : class_base[case + 1]],
-            total_gpus[case],
+            sizes,
             key_kind,
             level_bound,
             level_key,
@@ -549,7 +485,16 @@ def run_preemptive_batch(
             preemptions[low:high],
             waited_ms[low:high],
             segments,
-            segment_base[case],
             log_segments,
-        )
+            state,
+            base,
+            waiting,
+            may_fit,
+            heap,
+            columns,
+        ):
+            grown = np.empty((2 * segments.shape[0] + jobs, 3), np.int64)
+            grown[: segments.shape[0]] = segments
+            segments = grown
+        events[case], segment_base[case + 1] = state[_EVENTS], state[_SEGMENTS]
     return segments, segment_base

@@ -117,8 +117,8 @@ def set_alarm(time: Any, heap: Any, spot: Any, size: Any, job: Any, when: Any) -
 
 
 @njit(**COMPILED)
-def insert(keys: Any, jobs: Any, size: Any, key: Any, job: Any) -> None:
-    """Inserts into the ranking of running jobs, `size` entries in order."""
+def _rank(keys: Any, jobs: Any, size: Any, key: Any, job: Any) -> int:
+    """How many of the `size` entries in order rank before (key, job)."""
     low = 0
     high = size
     while low < high:
@@ -127,6 +127,13 @@ def insert(keys: Any, jobs: Any, size: Any, key: Any, job: Any) -> None:
             low = middle + 1
         else:
             high = middle
+    return low
+
+
+@njit(**COMPILED)
+def insert(keys: Any, jobs: Any, size: Any, key: Any, job: Any) -> None:
+    """Inserts into the ranking of running jobs, `size` entries in order."""
+    low = _rank(keys, jobs, size, key, job)
     for place in range(size, low, -1):
         keys[place] = keys[place - 1]
         jobs[place] = jobs[place - 1]
@@ -137,14 +144,7 @@ def insert(keys: Any, jobs: Any, size: Any, key: Any, job: Any) -> None:
 @njit(**COMPILED)
 def remove(keys: Any, jobs: Any, size: Any, key: Any, job: Any) -> None:
     """Removes an entry from the ranking of running jobs, `size` entries in order."""
-    low = 0
-    high = size
-    while low < high:
-        middle = (low + high) >> 1
-        if before(keys[middle], jobs[middle], key, job):
-            low = middle + 1
-        else:
-            high = middle
+    low = _rank(keys, jobs, size, key, job)
     for place in range(low, size - 1):
         keys[place] = keys[place + 1]
         jobs[place] = jobs[place + 1]
