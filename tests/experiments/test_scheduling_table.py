@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dtgym.baselines.scheduling import COMPILED
-from dtgym.experiments import scheduling_table, table_files
+from dtgym.experiments import scheduling_cases, table_files
 from dtgym.experiments.scheduling_table import PolicyRow, schedulers
 from dtgym.simulator import cluster
 from dtgym.simulator.errors import InvalidInput
@@ -25,7 +25,7 @@ def test_every_compiled_policy_has_a_row_and_fifo_is_the_engines(tmp_path):
     assert fifo.jct_over_fifo == 1 and fifo.seeds == 2
     means = []
     for seed in range(2):
-        case = scheduling_table.SUITES["generated"](None, seed, 0.9, 60)
+        case = scheduling_cases.SUITES["generated"](None, seed, 0.9, 60)
         outcome = cluster.simulate(case.jobs, case.cluster, "fifo", placement="consolidate")
         means.append(outcome.jct_s.mean())
         assert case.jobs.against(case.cluster.gpus).offered_load == pytest.approx(0.9)
@@ -82,10 +82,10 @@ def test_python_rows_tell_their_options_and_pay_for_preemption():
 
 
 def test_estimates_differ_from_the_truth_by_the_stated_error():
-    jobs = scheduling_table.SUITES["generated"](None, 3, 0.9, 2000).jobs
+    jobs = scheduling_cases.SUITES["generated"](None, 3, 0.9, 2000).jobs
     assert jobs.estimate_s is not None
     error = np.log(jobs.estimate_s / jobs.duration_s)
-    assert error.std() == pytest.approx(scheduling_table.ESTIMATE_SIGMA, rel=0.05)
+    assert error.std() == pytest.approx(scheduling_cases.ESTIMATE_SIGMA, rel=0.05)
     assert "estimate_s" in jobs.synthetic
 
 
@@ -120,19 +120,19 @@ def test_the_shipped_table_loads():
 
 
 def test_real_suites_keep_training_and_test_apart(shared):
-    folder = scheduling_table.trace_folder(str(shared))
+    folder = scheduling_cases.trace_folder(str(shared))
     assert folder is not None
-    table = scheduling_table._read(folder / "philly_82k.csv.gz")
+    table = scheduling_cases._read(folder / "philly_82k.csv.gz")
     for seed in range(3):
-        later = scheduling_table.SUITES["philly_later"](folder, seed, 0.9, 100).jobs
-        unseen = scheduling_table.SUITES["philly_unseen"](folder, seed, 0.9, 100).jobs
-        name = scheduling_table.SEEN_CLUSTERS[seed]
+        later = scheduling_cases.SUITES["philly_later"](folder, seed, 0.9, 100).jobs
+        unseen = scheduling_cases.SUITES["philly_unseen"](folder, seed, 0.9, 100).jobs
+        name = scheduling_cases.SEEN_CLUSTERS[seed]
         assert set(later.vc.tolist()) == {name}
-        assert set(unseen.vc.tolist()) == {scheduling_table.UNSEEN_CLUSTERS[seed]}
+        assert set(unseen.vc.tolist()) == {scheduling_cases.UNSEEN_CLUSTERS[seed]}
         mine = table.select(table.vc == name)
         border = np.sort(mine.submit_s)[int(0.7 * len(mine))]
         original = table.submit_s[np.isin(table.job_id, later.job_id)]
         assert original.min() >= border
-    assert not set(scheduling_table.SEEN_CLUSTERS) & set(scheduling_table.UNSEEN_CLUSTERS)
+    assert not set(scheduling_cases.SEEN_CLUSTERS) & set(scheduling_cases.UNSEEN_CLUSTERS)
     rows = schedulers(suites=["g1"], policies=["fifo", "srtf"], data=str(shared), **SMALL)
     assert rows[1].jct_mean_s < rows[0].jct_mean_s
